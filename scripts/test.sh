@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Runs every check and every test. Makes the environment first. Further arguments go to pytest:
+#
+#   bash scripts/test.sh [tests/decoding -k eos ...]
+#
+#   WORKERS=n   processes that run tests (default: one for each core, at most 4; 0 for none beside)
+#   JAX_PLATFORMS=cuda   runs them there; the default is four CPU devices
+set -euo pipefail
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+# shellcheck source=scripts/setup_environment.sh
+source "$root/scripts/setup_environment.sh"
+
+SPECULATIVE_PYTHON="$(cd "$(dirname "$SPECULATIVE_PYTHON")" && pwd)/python"
+PATH="$(dirname "$SPECULATIVE_PYTHON"):$PATH"
+cd "$root"
+export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
+export XLA_FLAGS="--xla_force_host_platform_device_count=4 ${XLA_FLAGS:-}"
+export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
+
+failed=()
+check() {
+  local name="$1"
+  shift
+  echo "== $name"
+  "$@" || failed+=("$name")
+}
+
+check "ruff check" ruff check --quiet .
+check "ruff format" ruff format --check --quiet .
+check "import-linter" lint-imports --no-logo
+check "pyrefly" pyrefly check
+check "pytest" python -m pytest -n "${WORKERS:-auto}" --maxprocesses 4 "$@"
+
+if ((${#failed[@]})); then
+  printf 'failed: %s\n' "${failed[@]}" >&2
+  exit 1
+fi

@@ -1,0 +1,1 @@
+"""Data: tasks, batches and metrics; `offline`, `vocabulary`, `metrics` need no TensorFlow."""

@@ -1,0 +1,45 @@
+"""Self-attention caches with a length of their own for every row.
+
+A slot is valid when its position is below the row's length. Writing overwrites (T5X's cache adds,
+so that going back and writing again sums old and new); going back is therefore only a smaller
+length, and what lies above it is masked until it is written again.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+
+def allocate(batch: int, heads: int, length: int, head_dim: int, dtype) -> jax.Array:
+    """An empty cache [batch, heads, length, head_dim]."""
+    return jnp.zeros((batch, heads, length, head_dim), dtype)
+
+
+def write(
+    cache: Float[Array, "B H T D"], block: Float[Array, "B H M D"], starts: Int[Array, "B"]
+) -> Float[Array, "B H T D"]:
+    """Row b's positions starts[b] .. starts[b]+M-1 become `block[b]`.
+
+    The caller allocates room for the last block: `dynamic_update_slice` would move a block that
+    does not fit, without a word.
+    """
+    zero = jnp.zeros((), starts.dtype)
+    if cache.shape[0] == 1:
+        # One row needs no scatter; XLA updates the loop's buffer in place.
+        return lax.dynamic_update_slice(cache, block, (zero, zero, starts[0], zero))
+    return jax.vmap(
+        lambda row, new, start: lax.dynamic_update_slice(row, new, (zero, start, zero))
+    )(cache, block, starts)
+
+
+def take(state, rows: Int[Array, "N"]):
+    """The given rows of any state whose leaves have the batch at axis 0 (rows may repeat)."""
+    return jax.tree.map(lambda leaf: leaf[rows], state)
+
+
+def insert(state, rows: Int[Array, "N"], other):
+    """`state` with its `rows` replaced by the rows of `other`."""
+    return jax.tree.map(lambda leaf, new: leaf.at[rows].set(new), state, other)

@@ -1,0 +1,159 @@
+"""The contract between a decoder and a model, and T5 behind it.
+
+A model is a frozen, hashable object without arrays (static under `jit`); its weights and its state
+are pytrees that are passed in and handed back. Every leaf of a state has the batch at axis 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from speculative.models import attention, kv_cache, t5
+from speculative.models.config import T5Config
+from speculative.models.weights import default_layout, prepare
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["keys", "values", "cross", "cross_mask", "lengths"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class T5State:
+    """What decoding has to remember.
+
+    Attributes:
+      keys, values: per decoder layer, self-attention cache [B, H, T, D].
+      cross: per decoder layer, (keys, values) of the encoder's output [B, H, S, D].
+      cross_mask: [B, 1, 1, S], True where the input is not padding.
+      lengths: [B] int32, positions written and valid.
+    """
+
+    keys: tuple[jax.Array, ...]
+    values: tuple[jax.Array, ...]
+    cross: tuple[tuple[jax.Array, jax.Array], ...]
+    cross_mask: jax.Array
+    lengths: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class T5LanguageModel:
+    """An encoder-decoder T5 as a `LanguageModel` (see `speculative.types`).
+
+    Attributes:
+      config: shapes and numerics.
+      layout: of the prepared weights, `plain` or `transposed`; None takes what suits the backend.
+    """
+
+    config: T5Config
+    layout: str | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, padding ids included."""
+        return self.config.vocab_size
+
+    def prepare(self, params: Mapping[str, object]):
+        """Weights for this model from a T5X tree."""
+        return prepare(params, self.config, layout=self.layout or default_layout())
+
+    def prefill(
+        self,
+        weights,
+        inputs: Int[Array, "B S"],
+        prompt: Int[Array, "B P"] | None,
+        max_length: int,
+    ) -> T5State:
+        """Run the encoder, keep the cross-attention's keys and values, feed the prompt.
+
+        Args:
+          weights: from `prepare`.
+          inputs: encoder tokens, 0 is padding.
+          prompt: decoder tokens to feed first, right-padded; its rows' true lengths are set by
+            `truncate` afterwards. None or width 0 feeds nothing.
+          max_length: positions to allocate, room for the last round's overshoot included.
+        """
+        config = self.config
+        batch = inputs.shape[0]
+        encoded = t5.encode(weights, config, inputs)
+        layers = weights["decoder"]["layers"]
+        cross = tuple(t5.cross_keys_values(layer, config, encoded) for layer in layers)
+        empty = tuple(
+            kv_cache.allocate(
+                batch, config.num_heads, max_length, config.head_dim, jnp.dtype(config.dtype)
+            )
+            for _ in layers
+        )
+        state = T5State(
+            keys=empty,
+            values=empty,
+            cross=cross,
+            cross_mask=(inputs > 0)[:, None, None, :],
+            lengths=jnp.zeros((batch,), jnp.int32),
+        )
+        if prompt is None or prompt.shape[1] == 0:
+            return state
+        no_logits = jnp.zeros((batch, 0), jnp.int32)
+        return self.extend(weights, state, prompt, logits_at=no_logits)[1]
+
+    def extend(
+        self,
+        weights,
+        state: T5State,
+        tokens: Int[Array, "B M"],
+        *,
+        logits_at: Int[Array, "B K"] | None = None,
+        features: bool = False,
+    ):
+        """Feed M tokens to every row, at that row's own next positions.
+
+        Args:
+          weights: from `prepare`.
+          state: rows may have different lengths; there must be room for M more positions.
+          tokens: what to feed.
+          logits_at: which of the M places to compute logits for, [B, K]; None is all of them.
+          features: also return the decoder's normalised output [B, M, E].
+
+        Returns:
+          (logits [B, M or K, V] float32, state), or (logits, features, state).
+        """
+        config = self.config
+        stack = weights["decoder"]
+        allocated = state.keys[0].shape[2]
+        steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        positions = state.lengths[:, None] + steps
+        bias = attention.decoder_bias(stack["bias"], positions, allocated)
+        mask = attention.causal_mask(positions, allocated)
+        keys, values = [], []
+
+        x = t5.embed(weights, tokens)
+        for i, layer in enumerate(stack["layers"]):
+
+            def store(key, value, i=i):
+                keys.append(kv_cache.write(state.keys[i], key, state.lengths))
+                values.append(kv_cache.write(state.values[i], value, state.lengths))
+                return keys[-1], values[-1]
+
+            x = t5.decoder_layer(
+                layer, config, x, store, bias, mask, state.cross[i], state.cross_mask
+            )
+        x = t5.rms_norm(x, stack["norm"])
+        wanted = x if logits_at is None else jnp.take_along_axis(x, logits_at[:, :, None], axis=1)
+        logits = t5.features_to_logits(weights, config, wanted)
+        state = dataclasses.replace(
+            state,
+            keys=tuple(keys),
+            values=tuple(values),
+            lengths=state.lengths + jnp.asarray(tokens.shape[1], jnp.int32),
+        )
+        return (logits, x, state) if features else (logits, state)
+
+    def truncate(self, state: T5State, lengths: Int[Array, "B"]) -> T5State:
+        """Forget all but the first `lengths[b]` positions of row b; costs nothing."""
+        return dataclasses.replace(state, lengths=lengths.astype(jnp.int32))

@@ -1,0 +1,143 @@
+"""The train run: a T5 from scratch, or on from a T5X checkpoint, on a SeqIO task."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import optax
+from etils import epath
+
+from speculative.checkpoints import t5x as t5x_checkpoints
+from speculative.data import batches as data_batches
+from speculative.data import tasks
+from speculative.errors import ConfigError
+from speculative.models.config import T5Config, parameter_count, parameter_shapes
+from speculative.runs import progress
+from speculative.training import trainer as training
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One task for a number of steps; stages follow each other within one run.
+
+    Attributes:
+      mixture_or_task_name: a SeqIO task (see `data.tasks`).
+      steps: updates in this stage.
+      batch_size: examples per update.
+      task_feature_lengths: most tokens of `inputs` and `targets`.
+      buckets: widths that rows of similar length are gathered in; None is one width for all.
+      overlong: `trim` cuts longer texts, `drop` leaves them out.
+    """
+
+    mixture_or_task_name: str
+    steps: int
+    batch_size: int
+    task_feature_lengths: dict[str, int]
+    buckets: tuple[int, ...] | None = data_batches.BUCKETS
+    overlong: str = "trim"
+
+    def batches(self, task, *, seed: int, split: str = "train", start_step: int = 0):
+        """Endless batches of this stage (see `data.batches.training_batches`)."""
+        return data_batches.training_batches(
+            task,
+            split=split,
+            lengths=self.task_feature_lengths,
+            batch_size=self.batch_size,
+            seed=seed,
+            start_step=start_step,
+            buckets=self.buckets,
+            overlong=self.overlong,
+        )
+
+
+def train(
+    *,
+    model: T5Config,
+    stages: list[Stage],
+    model_dir: str,
+    optimizer: optax.GradientTransformation,
+    vocabulary_path: str | None = None,
+    initial_checkpoint_path: str | None = None,
+    export_dtype: str = "bfloat16",
+    seed: int = 0,
+    z_loss: float = 1e-4,
+    label_smoothing: float = 0.0,
+    validation_batches: int = 8,
+    log_every: int = 50,
+    evaluate_every: int = 500,
+    checkpoint_every_s: float = 180.0,
+) -> dict[str, float]:
+    """Train, resuming what `model_dir` holds, and export a T5X checkpoint at the end.
+
+    Args:
+      model: configuration of the model.
+      stages: what to train on, in order (for example short windows to be copied, then sentences).
+      model_dir: gets `state/`, `train_metrics.jsonl` and, at the end, `checkpoint_<step>/`.
+      optimizer: an optax transformation (`training.optimizers`).
+      vocabulary_path: a SentencePiece model for the tasks; None takes the tasks' own.
+      initial_checkpoint_path: a T5X checkpoint to start from; None starts from the initialisers.
+      export_dtype: of the exported parameters.
+      seed: of parameters, dropout and data order.
+      validation_batches: batches of the last stage's validation split behind each evaluation.
+      checkpoint_every_s: seconds between checkpoints that a restart resumes from.
+
+    Returns:
+      The last logged metrics.
+    """
+    if not stages or any(stage.steps < 1 for stage in stages):
+        raise ConfigError("train.stages", expected="one stage or more, each of 1 step or more")
+    named = [tasks.get_task(s.mixture_or_task_name, vocabulary=vocabulary_path) for s in stages]
+    ends = [sum(s.steps for s in stages[: i + 1]) for i in range(len(stages))]
+
+    def from_step(step: int):
+        for task, stage, end in zip(named, stages, ends, strict=True):
+            begin = end - stage.steps
+            if step >= end:
+                continue
+            source = stage.batches(task, seed=seed, start_step=step - begin)
+            while step < end:
+                yield next(source)
+                step += 1
+
+    validation_source = stages[-1].batches(named[-1], seed=seed, split="validation")
+    validation = [next(validation_source) for _ in range(validation_batches)]
+    initial = None
+    if initial_checkpoint_path:
+        initial = t5x_checkpoints.read(
+            initial_checkpoint_path, shapes=parameter_shapes(model), dtype="float32"
+        )
+    total = ends[-1]
+    last: dict[str, float] = {}
+    with progress.bar(f"train {parameter_count(model):,} parameters", total) as bar:
+
+        def report(line: dict[str, float]) -> None:
+            last.update(line)
+            bar.update(int(line["step"]), progress.describe(line))
+
+        state = training.run(
+            training.Trainer(
+                config=model,
+                optimizer=optimizer,
+                label_smoothing=label_smoothing,
+                z_loss=z_loss,
+                seed=seed,
+            ),
+            batches=from_step,
+            validation=validation,
+            model_dir=model_dir,
+            total_steps=total,
+            initial_params=initial,
+            log_every=log_every,
+            evaluate_every=evaluate_every,
+            checkpoint_every_s=checkpoint_every_s,
+            report=report,
+        )
+    step = int(state.step)
+    if step == total:
+        t5x_checkpoints.write(
+            epath.Path(model_dir), state.params, step, dtype=export_dtype, overwrite=True
+        )
+    if any(math.isnan(v) for v in last.values()):
+        raise ConfigError("train diverged", found="NaN loss", mend="Lower the learning rate")
+    return last
