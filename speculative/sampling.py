@@ -229,14 +229,15 @@ def _keep_top_p(scaled: jax.Array, p: jax.Array) -> jax.Array:
 def draw(law: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[Array, "B"]:
     """Tokens by inverting the cumulative law at `uniform` in [0, 1).
 
-    Never a token of probability 0: the cumulative sum strictly rises at the one that is returned.
+    Never a token of probability 0. XLA sums in a tree: from one entry to the next the cumulative
+    sum can rise or fall by a rounding where the law is 0, so such entries are left out.
     """
-    cumulative = jnp.cumsum(law, axis=-1)
-    total = cumulative[:, -1:]
+    reached = jnp.where(law > 0, jnp.cumsum(law, axis=-1), jnp.zeros_like(law))
+    total = jnp.max(reached, axis=-1, keepdims=True)
     # u * total may round up to total itself, beyond the last token that has any mass.
     below = jnp.nextafter(total, jnp.zeros_like(total))
     at = jnp.minimum(uniform.astype(law.dtype)[:, None] * total, below)
-    return jnp.argmax(cumulative > at, axis=-1).astype(jnp.int32)
+    return jnp.argmax(reached > at, axis=-1).astype(jnp.int32)
 
 
 # Purposes of the uniforms within a round; the place in the block is folded in before them.

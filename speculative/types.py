@@ -30,9 +30,7 @@ def wide_dtype(dtype) -> jnp.dtype:
     return dtype if dtype == jnp.float64 else jnp.dtype(jnp.float32)
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["tokens", "length", "law"], meta_fields=[]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["tokens", "length", "law"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Proposal:
     """What a draft proposes.
@@ -49,9 +47,7 @@ class Proposal:
     law: jax.Array | None
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["accepted", "next_token"], meta_fields=[]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["accepted", "next_token"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Verdict:
     """What a verifier decides: `accepted` [B] drafted tokens, then `next_token` [B]."""
@@ -86,9 +82,7 @@ class Context:
     features: jax.Array | None = None
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["accepted", "lengths"], meta_fields=[]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["accepted", "lengths"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What became of a round, after the cut by EOS and budget.

@@ -87,7 +87,9 @@ def encode(
     for layer in stack["layers"]:
         heads = [
             attention.split_heads(part, config.num_heads)
-            for part in matmul_split(rms_norm(x, layer["attention_norm"]), layer["attention"]["qkv"])
+            for part in matmul_split(
+                rms_norm(x, layer["attention_norm"]), layer["attention"]["qkv"]
+            )
         ]
         attended = attention.attend(
             *heads,
@@ -106,7 +108,7 @@ def encode(
 def cross_keys_values(
     layer, config: T5Config, encoded: Float[Array, "B S E"]
 ) -> tuple[jax.Array, jax.Array]:
-    """One decoder layer's cross-attention keys and values [B, H, S, D]: computed once, then kept."""
+    """A decoder layer's cross-attention keys and values [B, H, S, D]: computed once, then kept."""
     key, value = matmul_split(encoded, layer["cross"]["kv"])
     return attention.split_heads(key, config.num_heads), attention.split_heads(
         value, config.num_heads

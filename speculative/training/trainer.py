@@ -170,9 +170,7 @@ def run(
         state = trainer.init(initial_params)
         if manager.latest_step() is not None:
             abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
-            state = manager.restore(
-                manager.latest_step(), args=ocp.args.StandardRestore(abstract)
-            )
+            state = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(abstract))
         step = int(state.step)
         lines = log_path.read_text().splitlines() if log_path.exists() else []
         kept = [line for line in lines if json.loads(line)["step"] <= step]

@@ -1,0 +1,393 @@
+"""The evaluate run: a pair on a task, speculative beside autoregressive, into one record.
+
+For every temperature: gamma is chosen on the validation split; the test examples are decoded both
+ways in interleaved repeats; alpha is measured on what the target generated; the round's parts are
+timed on their own for the two predictions. `record.json`, the predictions and `report.html` are
+written to the output folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from speculative import pair as pairs
+from speculative import records, sampling
+from speculative.analysis import estimation
+from speculative.data import batches as data_batches
+from speculative.data import tasks
+from speculative.decoding import scoring
+from speculative.decoding.round import ENDED_BY_EOS, Decoder, Request
+from speculative.drafts.model import ModelDraft
+from speculative.errors import ConfigError
+from speculative.models.config import T5Config
+from speculative.models.weights import bytes_per_step
+from speculative.reports import page, tables
+from speculative.runs import measure, outputs, progress
+
+# Accelerators are slower to answer than this many examples take to show a difference.
+_SCORING_ROWS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Where a model comes from.
+
+    Attributes:
+      checkpoint_path: a T5X checkpoint: a model directory (latest step) or a step directory.
+      config: its configuration; None reads it off the checkpoint.
+      name: for tables and records; None takes the directory's name.
+      dtype: of activations where `config` is None.
+    """
+
+    checkpoint_path: str
+    config: T5Config | None = None
+    name: str | None = None
+    dtype: str = "float32"
+
+    def load(self) -> pairs.LoadedModel:
+        """Read the checkpoint (CheckpointError: one line on what is wrong with it)."""
+        return pairs.load_model(
+            self.checkpoint_path, config=self.config, name=self.name, dtype=self.dtype
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Bench:
+    """What all settings of a run share."""
+
+    pair: pairs.Pair
+    task: Any
+    lengths: dict[str, int]
+    batch_size: int
+    buckets: tuple[int, ...] | None
+    seed: int
+    top_k: int
+    top_p: float
+    positions: int
+
+    def decoder(self, gamma: int, temperature: float) -> Decoder:
+        return Decoder(
+            target=self.pair.target.model,
+            draft=ModelDraft(self.pair.draft.model),
+            gamma=gamma,
+            max_length=self.lengths["targets"],
+            mode="greedy" if temperature == 0 else "sampled",
+            eos_id=self.pair.vocabulary.eos_id,
+            positions=self.positions,
+        )
+
+    def settings(self, batch: int, temperature: float) -> sampling.Sampling:
+        return sampling.make(
+            batch,
+            temperature=temperature,
+            top_k=self.top_k or None,
+            top_p=None if self.top_p == 1.0 else self.top_p,
+        )
+
+    def request(self, batch: data_batches.EvaluationBatch, temperature: float) -> Request:
+        request = pairs.make_request(
+            batch.inputs,
+            max_length=self.lengths["targets"],
+            settings=self.settings(len(batch.inputs), temperature),
+            seed=self.seed,
+            example_ids=np.maximum(batch.example_ids, 0),
+        )
+        # Rows that only fill up the batch have no budget: they end before they begin.
+        return dataclasses.replace(
+            request, budgets=request.budgets * np.asarray(batch.valid, np.int32)
+        )
+
+    def batches(self, split: str, count: int | None) -> list[data_batches.EvaluationBatch]:
+        return list(
+            data_batches.evaluation_batches(
+                self.task,
+                split=split,
+                lengths=self.lengths,
+                batch_size=self.batch_size,
+                num_examples=count,
+                buckets=self.buckets,
+            )
+        )
+
+
+def evaluate(
+    *,
+    target: Model,
+    draft: Model,
+    mixture_or_task_name: str,
+    task_feature_lengths: dict[str, int],
+    output_dir: str,
+    vocabulary_path: str | None = None,
+    split: str = "test",
+    num_examples: int | None = 96,
+    batch_size: int = 1,
+    temperatures: Sequence[float] = (0.0, 1.0),
+    top_k: int = 0,
+    top_p: float = 1.0,
+    gammas: Sequence[int] = (3, 5, 7, 11),
+    validation_split: str = "validation",
+    validation_examples: int = 8,
+    repeats: int = 5,
+    buckets: Sequence[int] | None = (32, 48, 64),
+    traces: int = 4,
+    seed: int = 0,
+    config_text: str | None = None,
+) -> records.Record:
+    """Evaluate a pair on a task.
+
+    Args:
+      target, draft: the models (`Model`).
+      mixture_or_task_name: a SeqIO task.
+      task_feature_lengths: most tokens of `inputs` and `targets`; the latter is the budget.
+      output_dir: gets record.json, report.html and `<task>-temperature<T>.jsonl`.
+      vocabulary_path: a SentencePiece model; None takes the task's own.
+      split, num_examples: what to evaluate; None takes all of the split.
+      batch_size: rows decoded together.
+      temperatures: one setting each; 0 is greedy.
+      top_k, top_p: 0 and 1 are off.
+      gammas: candidates; the fastest on `validation_examples` of `validation_split` is used.
+      repeats: interleaved pairs of repeats behind the speed-up's interval.
+      buckets: widths of padded inputs, to compile few shapes and pad little.
+      traces: examples whose rounds are shown in the report.
+      seed: of the draws.
+      config_text: the operative configuration, for the record's hash.
+
+    Returns:
+      The record, as written.
+
+    Raises:
+      UserError: what is wrong with a checkpoint, vocabulary, task or setting, in one line.
+    """
+    _check(temperatures, gammas, repeats, traces)
+    task = tasks.get_task(mixture_or_task_name, vocabulary=vocabulary_path)
+    tasks.check_prepared(task, split)
+    loaded = (target.load(), draft.load())
+    vocabulary = pairs.vocabularies.load(outputs.vocabulary_path(task))
+    pairs.check_vocabulary(vocabulary, loaded)
+    bench = _Bench(
+        pair=pairs.Pair(loaded[0], loaded[1], vocabulary),
+        task=task,
+        lengths=task_feature_lengths,
+        batch_size=batch_size,
+        buckets=tuple(buckets) if buckets else None,
+        seed=seed,
+        top_k=top_k,
+        top_p=top_p,
+        positions=task_feature_lengths["targets"] + max(gammas) + 1,
+    )
+    bandwidth = measure.read_bandwidth()
+    test = bench.batches(split, num_examples)
+    validation = bench.batches(validation_split, validation_examples) if len(gammas) > 1 else []
+    settings = []
+    for temperature in temperatures:
+        setting = _evaluate_setting(
+            bench,
+            float(temperature),
+            split=split,
+            test=test,
+            validation=validation,
+            validation_split=validation_split,
+            gammas=sorted(gammas),
+            repeats=repeats,
+            bandwidth=bandwidth,
+            traces=traces,
+            output_dir=output_dir,
+        )
+        settings.append(setting)
+    record = records.Record(
+        run_mode="evaluate",
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        provenance=records.provenance(
+            seed=seed, devices=[str(d) for d in jax.devices()], config_text=config_text
+        ),
+        target=_model_record(loaded[0]),
+        settings=tuple(settings),
+    )
+    records.write_record(record, f"{output_dir}/record.json")
+    page.write_page(record, f"{output_dir}/report.html")
+    tables.print_tables(record)
+    return record
+
+
+def _check(temperatures, gammas, repeats: int, traces: int) -> None:
+    checks = (
+        ("temperatures", temperatures and all(t >= 0 for t in temperatures), "each 0 or more"),
+        ("gammas", gammas and all(int(g) == g and g >= 1 for g in gammas), "each 1 or more"),
+        ("repeats", repeats >= 1, "1 or more"),
+        ("traces", traces >= 0, "0 or more"),
+    )
+    for name, fine, expected in checks:
+        if not fine:
+            raise ConfigError(f"evaluate.{name}", expected=expected, found=locals()[name])
+
+
+def _model_record(loaded: pairs.LoadedModel) -> records.Model:
+    return records.Model(loaded.name, loaded.parameters, loaded.checkpoint)
+
+
+def _choose_gamma(bench: _Bench, temperature: float, gammas, validation, split: str):
+    """The fastest gamma on validation examples of one width, and the search behind it."""
+    if len(gammas) == 1:
+        return gammas[0], None
+    by_width: dict[int, list] = {}
+    for batch in validation:
+        by_width.setdefault(batch.inputs.shape[1], []).append(batch)
+    chosen = max(by_width.values(), key=len)
+    requests = [bench.request(batch, temperature) for batch in chosen]
+    points = []
+    with progress.bar(f"choose gamma at temperature {temperature:g}", len(gammas)) as bar:
+        for gamma in gammas:
+            decoder = bench.decoder(gamma, temperature)
+            measure.warm_up(decoder, bench.pair.weights, requests)
+            times = measure.repeats(decoder, bench.pair.weights, requests, 3)
+            emitted = sum(int(o.lengths.sum()) for o in times.speculative)
+            baseline_emitted = sum(int(o.lengths.sum()) for o in times.baseline)
+            per_token = float(np.median(times.speculative_s)) / max(emitted, 1)
+            baseline = float(np.median(times.baseline_s)) / max(baseline_emitted, 1)
+            points.append(records.GammaPoint(gamma, per_token * 1e3, baseline / per_token))
+            bar.advance(f"gamma {gamma}: {points[-1].speedup:.2f}x")
+    best = max(points, key=lambda point: point.speedup)
+    return best.gamma, records.GammaSearch(split, tuple(points))
+
+
+def _alpha(bench: _Bench, temperature: float, done: Sequence[outputs.Decoded]):
+    """alpha over the tokens that the target generated autoregressively, by example."""
+    values = []
+    mode = "greedy" if temperature == 0 else "sampled"
+    width = bench.lengths["inputs"]
+    for at in range(0, len(done), _SCORING_ROWS):
+        rows = done[at : at + _SCORING_ROWS]
+        inputs = np.zeros((_SCORING_ROWS, width), np.int32)
+        tokens = np.zeros((_SCORING_ROWS, bench.lengths["targets"]), np.int32)
+        for i, row in enumerate(rows):
+            inputs[i, : len(row.inputs)] = row.inputs
+            tokens[i, : len(row.baseline)] = row.baseline
+        overlap = scoring.acceptance(
+            bench.pair.target.model,
+            bench.pair.draft.model,
+            bench.pair.weights,
+            inputs,
+            tokens,
+            bench.settings(_SCORING_ROWS, temperature),
+            mode=mode,
+        )
+        overlap = np.asarray(overlap, np.float64)
+        values += [overlap[i, : len(row.baseline)] for i, row in enumerate(rows)]
+    return estimation.mean_by_example([v for v in values if len(v)], bench.seed)
+
+
+def _evaluate_setting(
+    bench: _Bench,
+    temperature: float,
+    *,
+    split: str,
+    test,
+    validation,
+    validation_split: str,
+    gammas,
+    repeats: int,
+    bandwidth: float,
+    traces: int,
+    output_dir: str,
+) -> records.Setting:
+    pair = bench.pair
+    gamma, search = _choose_gamma(bench, temperature, gammas, validation, validation_split)
+    decoder = bench.decoder(gamma, temperature)
+    requests = [bench.request(batch, temperature) for batch in test]
+    compile_s = measure.warm_up(decoder, pair.weights, requests)
+    title = f"decode at temperature {temperature:g}, gamma {gamma}"
+    with progress.bar(title, repeats * len(requests)) as bar:
+        times = measure.repeats(decoder, pair.weights, requests, repeats, bar.advance)
+    done = outputs.collect(test, times, pair.vocabulary)
+    alpha = _alpha(bench, temperature, done)
+    widths = [r.inputs.shape[1] for r in requests]
+    typical = requests[widths.index(max(set(widths), key=widths.count))]
+    part = measure.parts(decoder, pair.weights, typical)
+
+    counts = outputs.totals(times.speculative)
+    speedup = estimation.ratio_of_medians(times.baseline_s, times.speculative_s, bench.seed)
+    c = estimation.ratio_of_medians(
+        [t / gamma for t in part.propose_all], part.step_all, bench.seed
+    )
+    encoder_s = float(np.median(times.encoder_s))
+    baseline_s = float(np.median(times.baseline_s))
+    speculative_s = float(np.median(times.speculative_s))
+    runs = counts.loop_runs
+    draft_s, verify_s = runs * part.propose, runs * part.verify
+    emitted_baseline = sum(int(o.lengths.sum()) for o in times.baseline)
+    config = pair.target.model.config
+    step_bytes = bytes_per_step(config, np.dtype(np.float32).itemsize)
+    verify_ratio = part.verify / part.step
+    outputs.write_predictions(bench.task, temperature, done, output_dir)
+    shown = [
+        outputs.trace(decoder, pair, batch, request)
+        for batch, request in list(zip(test, requests, strict=True))[:traces]
+    ]
+    return records.Setting(
+        task=bench.task.name,
+        split=split,
+        num_examples=len(done),
+        draft=_model_record(pair.draft),
+        verifier=type(decoder.verifier).__name__,
+        exact=decoder.verifier.exact,
+        temperature=temperature,
+        top_k=bench.top_k,
+        top_p=bench.top_p,
+        gamma=gamma,
+        batch_size=bench.batch_size,
+        dtype=config.dtype,
+        precision=str(jax.config.jax_default_matmul_precision or "default"),
+        alpha=records.Alpha(*alpha),
+        acceptance_of_drafted=counts.accepted / counts.proposed if counts.proposed else None,
+        tokens_per_target_run=counts.emitted / counts.target_runs,
+        accepted_per_position=counts.accepted_per_position,
+        c=records.Interval(*c[:3]),
+        verify_ratio=verify_ratio,
+        walltime=records.Walltime(
+            autoregressive_s=baseline_s,
+            speculative_s=speculative_s,
+            per_token_ms=records.PerToken(
+                autoregressive=1e3 * baseline_s / emitted_baseline,
+                speculative=1e3 * speculative_s / counts.emitted,
+            ),
+            repeats=repeats,
+            speedup=speedup.estimate,
+            low=speedup.low,
+            high=speedup.high,
+            compile_s=compile_s,
+            encoder_s=encoder_s,
+            draft_s=draft_s,
+            verify_s=verify_s,
+            other_s=speculative_s - encoder_s - draft_s - verify_s,
+            examples=len(done),
+            tokens=counts.emitted,
+        ),
+        step_times=records.StepTimes(part.step, part.propose / gamma, part.verify),
+        predicted_iid=estimation.predicted_iid(alpha.estimate, gamma, c.estimate, verify_ratio),
+        predicted_parts=estimation.predicted_parts(
+            baseline_s, encoder_s, runs, gamma, part.propose / gamma, part.verify
+        ),
+        identical_outputs=outputs.identical(bench, done, temperature),
+        quality=outputs.quality(bench.task, done),
+        emitted=counts.emitted,
+        accepted=counts.accepted,
+        proposed=counts.proposed,
+        target_runs=counts.target_runs,
+        draft_runs=counts.draft_runs,
+        ended_on_draft=counts.ended_on_draft,
+        ends=records.Ends(
+            eos=sum(int((o.end_reason == ENDED_BY_EOS).sum()) for o in times.speculative),
+            budget=len(done)
+            - sum(int((o.end_reason == ENDED_BY_EOS).sum()) for o in times.speculative),
+        ),
+        memory=records.Memory(bandwidth / 1e9, step_bytes / part.step / bandwidth, step_bytes),
+        gamma_search=search,
+        examples=tuple(shown),
+        note=outputs.note(bench.task),
+    )
