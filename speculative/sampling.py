@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from speculative.errors import ConfigError
-from speculative.types import wide_dtype
+from speculative.types import Leaf, wide_dtype
 
 MODES = ("greedy", "sampled", "mixed")
 
@@ -43,11 +43,11 @@ class Sampling:
       bias: [V] or None, added to raw logits; -inf forbids an id.
     """
 
-    temperature: jax.Array
-    top_k: jax.Array | None = None
-    top_p: jax.Array | None = None
-    min_p: jax.Array | None = None
-    bias: jax.Array | None = None
+    temperature: Leaf
+    top_k: Leaf | None = None
+    top_p: Leaf | None = None
+    min_p: Leaf | None = None
+    bias: Leaf | None = None
 
 
 def mode_of(temperature) -> str:

@@ -39,9 +39,7 @@ SequenceLaw = dict[tuple[int, ...], float]
 # ------------------------------------------------------------------------------------- toy models
 
 
-@partial(
-    jax.tree_util.register_dataclass, data_fields=["fed", "source", "lengths"], meta_fields=[]
-)
+@partial(jax.tree_util.register_dataclass, data_fields=["fed", "source", "lengths"], meta_fields=[])
 @dataclasses.dataclass(frozen=True)
 class TableState:
     """The cache of a `TableLanguageModel`.
@@ -210,7 +208,13 @@ def exact_law(
     drafts = list(itertools.product(range(vocab), repeat=gamma))
     rows = [(prefix, draft) for prefix in prefixes for draft in drafts]
     weight, acceptance, residual = _on_prefixes(
-        _round_laws, decoder, weights, settings, budget, inputs, [r[0] for r in rows],
+        _round_laws,
+        decoder,
+        weights,
+        settings,
+        budget,
+        inputs,
+        [r[0] for r in rows],
         np.asarray([r[1] for r in rows], np.int32).reshape(len(rows), gamma),
     )
     weight = weight.reshape(len(prefixes), len(drafts))

@@ -15,13 +15,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 Weights = Any
 State = Any
+# A field of a pytree record: an array, but also what `jax.tree.map` makes of one (a NumPy array, a
+# sharding, a shape), so that it is not checked at run time.
+if TYPE_CHECKING:
+    Leaf = jax.Array
+else:
+    Leaf = Any
 
 
 def wide_dtype(dtype) -> jnp.dtype:
@@ -42,9 +48,9 @@ class Proposal:
         where the tokens are deterministic (point masses).
     """
 
-    tokens: jax.Array
-    length: jax.Array
-    law: jax.Array | None
+    tokens: Leaf
+    length: Leaf
+    law: Leaf | None
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["accepted", "next_token"], meta_fields=[])
@@ -52,8 +58,8 @@ class Proposal:
 class Verdict:
     """What a verifier decides: `accepted` [B] drafted tokens, then `next_token` [B]."""
 
-    accepted: jax.Array
-    next_token: jax.Array
+    accepted: Leaf
+    next_token: Leaf
 
 
 @partial(
@@ -74,12 +80,12 @@ class Context:
       features: [B, E] the target's last features, or None.
     """
 
-    tokens: jax.Array
-    lengths: jax.Array
-    live: jax.Array
-    inputs: jax.Array
+    tokens: Leaf
+    lengths: Leaf
+    live: Leaf
+    inputs: Leaf
     target_state: State
-    features: jax.Array | None = None
+    features: Leaf | None = None
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["accepted", "lengths"], meta_fields=[])
@@ -92,8 +98,8 @@ class Outcome:
       lengths: [B] int32, emitted tokens of each row so far.
     """
 
-    accepted: jax.Array
-    lengths: jax.Array
+    accepted: Leaf
+    lengths: Leaf
 
 
 @runtime_checkable

@@ -17,7 +17,16 @@ from jaxtyping import Array, Int
 from speculative import sampling
 from speculative.decoding import statistics as stats
 from speculative.errors import ConfigError
-from speculative.types import Context, Draft, LanguageModel, Outcome, Proposal, State, Verdict
+from speculative.types import (
+    Context,
+    Draft,
+    LanguageModel,
+    Leaf,
+    Outcome,
+    Proposal,
+    State,
+    Verdict,
+)
 from speculative.verification import TokenVerifier, Verifier, decide
 
 RUNNING, ENDED_BY_EOS, ENDED_BY_BUDGET = 0, 1, 2
@@ -105,10 +114,10 @@ class Request:
       keys: [B] row keys (`sampling.row_keys`); None in greedy mode.
     """
 
-    inputs: jax.Array
-    budgets: jax.Array
+    inputs: Leaf
+    budgets: Leaf
     sampling: sampling.Sampling
-    keys: jax.Array | None
+    keys: Leaf | None
 
 
 @partial(
@@ -129,9 +138,9 @@ class DecodeState:
       statistics: counts.
     """
 
-    tokens: jax.Array
-    lengths: jax.Array
-    end_reason: jax.Array
+    tokens: Leaf
+    lengths: Leaf
+    end_reason: Leaf
     target: State
     draft: State
     statistics: stats.Statistics
@@ -153,8 +162,8 @@ class RoundRecord:
 
     proposal: Proposal
     verdict: Verdict
-    emitted: jax.Array
-    live: jax.Array
+    emitted: Leaf
+    live: Leaf
 
 
 def propose(decoder: Decoder, weights, request: Request, state: DecodeState, keys):

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from speculative.types import Leaf
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -42,14 +44,14 @@ class Statistics:
       histogram: [B, G+1] how many rounds emitted n drafted tokens.
     """
 
-    target_runs: jax.Array
-    draft_runs: jax.Array
-    proposed: jax.Array
-    accepted: jax.Array
-    emitted: jax.Array
-    ended_on_draft: jax.Array
-    accepted_per_position: jax.Array
-    histogram: jax.Array
+    target_runs: Leaf
+    draft_runs: Leaf
+    proposed: Leaf
+    accepted: Leaf
+    emitted: Leaf
+    ended_on_draft: Leaf
+    accepted_per_position: Leaf
+    histogram: Leaf
 
 
 def zeros(batch: int, gamma: int) -> Statistics:

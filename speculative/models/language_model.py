@@ -17,6 +17,7 @@ from jaxtyping import Array, Int
 from speculative.models import attention, kv_cache, t5
 from speculative.models.config import T5Config
 from speculative.models.weights import default_layout, prepare
+from speculative.types import Leaf
 
 
 @partial(
@@ -35,11 +36,11 @@ class T5State:
       lengths: [B] int32, positions written and valid.
     """
 
-    keys: tuple[jax.Array, ...]
-    values: tuple[jax.Array, ...]
-    cross: tuple[tuple[jax.Array, jax.Array], ...]
-    cross_mask: jax.Array
-    lengths: jax.Array
+    keys: tuple[Leaf, ...]
+    values: tuple[Leaf, ...]
+    cross: tuple[tuple[Leaf, Leaf], ...]
+    cross_mask: Leaf
+    lengths: Leaf
 
 
 @dataclasses.dataclass(frozen=True)

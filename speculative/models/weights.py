@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from speculative.models.config import T5Config, mlp_input_names
-from speculative.types import wide_dtype
+from speculative.types import Leaf, wide_dtype
 
 LAYOUTS = ("plain", "transposed")
 # Above this many columns a product is bound by arithmetic, and the operand order stops mattering.
@@ -34,7 +34,7 @@ _FEW_COLUMNS = 64
 class Plain:
     """A kernel [in, out]; `sizes` are the widths of the outputs that were joined into it."""
 
-    kernel: jax.Array
+    kernel: Leaf
     sizes: tuple[int, ...]
 
 
@@ -43,7 +43,7 @@ class Plain:
 class Transposed:
     """A kernel [out, in], the left operand of the product."""
 
-    kernel: jax.Array
+    kernel: Leaf
     sizes: tuple[int, ...]
 
 

@@ -25,6 +25,7 @@ from speculative.models import parameters, t5
 from speculative.models.config import T5Config
 from speculative.models.weights import prepare
 from speculative.training import losses
+from speculative.types import Leaf
 
 Batch = Mapping[str, np.ndarray]
 
@@ -36,7 +37,7 @@ Batch = Mapping[str, np.ndarray]
 class TrainState:
     """Everything that a restart needs: step count, parameters (float32), optimiser state."""
 
-    step: jax.Array
+    step: Leaf
     params: Any
     optimizer: Any
 

@@ -101,11 +101,11 @@ def test_a_draft_whose_tokens_are_not_of_its_law_is_refused():
     class Liar(ModelDraft):
         def propose(self, weights, state, context, keys, gamma, draw):
             def best(logits, place):
-                return sampling.argmax(logits, sampling.make(logits.shape[0])), draw(logits, place)[1]
+                return sampling.argmax(logits, sampling.make(logits.shape[0])), draw(logits, place)[
+                    1
+                ]
 
             return super().propose(weights, state, context, keys, gamma, best)
 
     with pytest.raises(ValueError, match="not drawn from the law"):
-        testing.exact_law(
-            decoder(draft=Liar(MODEL)), weights(), sampling.make(1, temperature=1.0)
-        )
+        testing.exact_law(decoder(draft=Liar(MODEL)), weights(), sampling.make(1, temperature=1.0))
