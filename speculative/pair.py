@@ -254,7 +254,8 @@ def make_request(
 
 
 def check_vocabulary(vocabulary: vocabularies.Vocabulary, models: Sequence[LoadedModel]) -> None:
-    """Refuse a vocabulary that a model has no row for, or that is far smaller than the model's.
+    """Refuse a vocabulary that a model has no row for, or that is far smaller than the model's,
+    and models (the target first) of different widths.
 
     T5's public models have 32,128 rows for 32,100 ids: rows up to the next multiple of 128 are
     padding; more than that means that the model was trained with another vocabulary.
@@ -268,6 +269,14 @@ def check_vocabulary(vocabulary: vocabularies.Vocabulary, models: Sequence[Loade
                 found=vocabulary.size,
                 mend="Give the vocabulary that the checkpoint was trained with",
             )
+    target, *drafts = (loaded.model.vocab_size for loaded in models)
+    if any(width != target for width in drafts):
+        raise ConfigError(
+            "The draft's vocabulary",
+            expected=f"the target's width {target}",
+            found=", ".join(map(str, drafts)),
+            mend="Use a draft with the target's vocabulary",
+        )
 
 
 def load_pair(

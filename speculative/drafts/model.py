@@ -11,7 +11,6 @@ from jax import lax
 from speculative.errors import ConfigError
 from speculative.types import Context, Draw, LanguageModel, Outcome, Proposal
 
-
 CATCH_UPS = ("block", "step")
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,13 +25,13 @@ from speculative.data import tasks
 from speculative.decoding import scoring
 from speculative.decoding.round import ENDED_BY_EOS, Decoder, Request
 from speculative.drafts.model import ModelDraft
-from speculative.errors import ConfigError
+from speculative.errors import ConfigError, TaskError
 from speculative.models.config import T5Config
 from speculative.models.weights import bytes_per_step
-from speculative.reports import page, tables
+from speculative.reports import page, tables, terminal
 from speculative.runs import measure, outputs, progress
 
-# Accelerators are slower to answer than this many examples take to show a difference.
+# Rows of a teacher-forced pass: its logits are [rows, targets, vocabulary].
 _SCORING_ROWS = 16
 
 
@@ -104,7 +105,7 @@ class _Bench:
         )
 
     def batches(self, split: str, count: int | None) -> list[data_batches.EvaluationBatch]:
-        return list(
+        found = list(
             data_batches.evaluation_batches(
                 self.task,
                 split=split,
@@ -114,6 +115,9 @@ class _Bench:
                 buckets=self.buckets,
             )
         )
+        if not found:
+            raise TaskError(f"the split {split!r} of {self.task.name} has no example")
+        return found
 
 
 def evaluate(
@@ -164,7 +168,8 @@ def evaluate(
     Raises:
       UserError: what is wrong with a checkpoint, vocabulary, task or setting, in one line.
     """
-    _check(temperatures, gammas, repeats, traces)
+    _check(locals())
+    gammas = sorted(set(gammas))
     task = tasks.get_task(mixture_or_task_name, vocabulary=vocabulary_path)
     tasks.check_prepared(task, split)
     loaded = (target.load(), draft.load())
@@ -193,7 +198,7 @@ def evaluate(
             test=test,
             validation=validation,
             validation_split=validation_split,
-            gammas=sorted(gammas),
+            gammas=gammas,
             repeats=repeats,
             bandwidth=bandwidth,
             traces=traces,
@@ -211,20 +216,39 @@ def evaluate(
     )
     records.write_record(record, f"{output_dir}/record.json")
     page.write_page(record, f"{output_dir}/report.html")
+    terminal.print_traces(record)
     tables.print_tables(record)
     return record
 
 
-def _check(temperatures, gammas, repeats: int, traces: int) -> None:
-    checks = (
-        ("temperatures", temperatures and all(t >= 0 for t in temperatures), "each 0 or more"),
-        ("gammas", gammas and all(int(g) == g and g >= 1 for g in gammas), "each 1 or more"),
-        ("repeats", repeats >= 1, "1 or more"),
-        ("traces", traces >= 0, "0 or more"),
-    )
-    for name, fine, expected in checks:
-        if not fine:
-            raise ConfigError(f"evaluate.{name}", expected=expected, found=locals()[name])
+_EXPECTED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "task_feature_lengths": (
+        lambda v: set(v) == {"inputs", "targets"} and all(n >= 1 for n in v.values()),
+        "tokens, 1 or more, for 'inputs' and 'targets'",
+    ),
+    "num_examples": (lambda v: v is None or v >= 1, "1 or more, or None for all"),
+    "batch_size": (lambda v: v >= 1, "1 or more"),
+    "temperatures": (
+        lambda v: v and len(set(v)) == len(v) and all(0 <= t < math.inf for t in v),
+        "one or more, each 0 or more and there once",
+    ),
+    "top_k": (lambda v: v >= 0, "0 or more"),
+    "top_p": (lambda v: 0 <= v <= 1, "0 to 1"),
+    "gammas": (
+        lambda v: v and all(int(g) == g and g >= 1 for g in v),
+        "one or more, each 1 or more",
+    ),
+    "validation_examples": (lambda v: v >= 1, "1 or more"),
+    "repeats": (lambda v: v >= 1, "1 or more"),
+    "traces": (lambda v: v >= 0, "0 or more"),
+    "seed": (lambda v: 0 <= v < 2**32, "0 to 2**32 - 1"),
+}
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    for name, (fine, expected) in _EXPECTED.items():
+        if not fine(settings[name]):
+            raise ConfigError(f"evaluate.{name}", expected=expected, found=settings[name])
 
 
 def _model_record(loaded: pairs.LoadedModel) -> records.Model:

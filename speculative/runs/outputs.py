@@ -132,7 +132,7 @@ def identical(bench, done: Sequence[Decoded], temperature: float):
         tokens[0, : len(row.baseline)] = row.baseline
         gaps = scoring.top_two_gap(
             bench.pair.target.model,
-            bench.pair.target.weights,
+            bench.pair.weights,
             pairs.pad_inputs([row.inputs]),
             tokens,
             bench.settings(1, temperature),

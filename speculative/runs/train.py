@@ -13,6 +13,7 @@ from speculative.data import batches as data_batches
 from speculative.data import tasks
 from speculative.errors import ConfigError
 from speculative.models.config import T5Config, parameter_count, parameter_shapes
+from speculative.reports import figures
 from speculative.runs import progress
 from speculative.training import trainer as training
 
@@ -73,7 +74,8 @@ def train(
     Args:
       model: configuration of the model.
       stages: what to train on, in order (for example short windows to be copied, then sentences).
-      model_dir: gets `state/`, `train_metrics.jsonl` and, at the end, `checkpoint_<step>/`.
+      model_dir: gets `state/`, `train_metrics.jsonl`, `loss.png` and, at the end,
+        `checkpoint_<step>/`.
       optimizer: an optax transformation (`training.optimizers`).
       vocabulary_path: a SentencePiece model for the tasks; None takes the tasks' own.
       initial_checkpoint_path: a T5X checkpoint to start from; None starts from the initialisers.
@@ -134,6 +136,8 @@ def train(
             report=report,
         )
     step = int(state.step)
+    if last:
+        figures.loss_curve(f"{model_dir}/train_metrics.jsonl", f"{model_dir}/loss.png")
     if step == total:
         t5x_checkpoints.write(
             epath.Path(model_dir), state.params, step, dtype=export_dtype, overwrite=True

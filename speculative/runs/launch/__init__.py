@@ -7,20 +7,26 @@ TensorFlow off the accelerators, and writing `config.gin`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import gin
+from etils import epath
 
 from speculative.errors import ConfigError, UserError
 from speculative.files import write_text_atomic
+from speculative.runs.launch import checks
 from speculative.runs.launch.configuration import Configuration
 from speculative.runs.launch.gin_files import import_module
 from speculative.runs.launch.tensorflow_guard import hide_accelerators_from_tensorflow
 
 OUTPUT_ARGUMENTS = ("output_dir", "model_dir")
 """What run functions call the folder that they write; T5X's training has the second name."""
+
+CONFIGURATION_ARGUMENT = "config_text"
+"""What run functions call the operative configuration, if they want to have it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +68,7 @@ def launch(request: Request) -> None:
 
     `config.gin` goes to the run function's argument `output_dir` (or `model_dir`), if it has one,
     before the run starts; on many hosts only the first process writes it. A dry run prints it
-    instead.
+    instead. A run function with an argument `config_text` is given the same text.
 
     Raises:
       ConfigError: anything in the flags or gin files that cannot be meant.
@@ -88,16 +94,41 @@ def launch(request: Request) -> None:
         return
     _prepare_seqio(request)
     arguments = gin.get_bindings(function)
-    if output_dir and first:
-        try:
-            write_text_atomic(f"{output_dir}/config.gin", text)
-        except OSError as error:
-            raise UserError(
-                "The run's folder cannot be written",
-                expected="a folder, or a place for one",
-                found=f"{output_dir} ({error.strerror or error})",
-            ) from None
-    function(**arguments)
+    if CONFIGURATION_ARGUMENT in checks.argument_names(function):
+        arguments[CONFIGURATION_ARGUMENT] = text
+    with _written(output_dir, text) if output_dir and first else contextlib.nullcontext():
+        function(**arguments)
+
+
+@contextlib.contextmanager
+def _written(output_dir: str, text: str) -> Iterator[None]:
+    """`config.gin` lies in the folder before the run starts.
+
+    If a mistake is found before the run has written anything, the `config.gin` of the results that
+    were there already is put back.
+    """
+    folder = epath.Path(output_dir)
+    path = folder / "config.gin"
+
+    def content():
+        return {p.name: (p.stat().length, p.stat().mtime) for p in folder.iterdir()}
+
+    try:
+        earlier = path.read_text() if path.exists() else None
+        write_text_atomic(path, text)
+        before = content()
+    except OSError as error:
+        raise UserError(
+            "The run's folder cannot be written",
+            expected="a folder, or a place for one",
+            found=f"{output_dir} ({error.strerror or error})",
+        ) from None
+    try:
+        yield
+    except UserError:
+        if earlier is not None and content() == before:
+            write_text_atomic(path, earlier)
+        raise
 
 
 def _import_function(request: Request) -> Callable:

@@ -1,0 +1,192 @@
+"""The train run: two stages, an interruption, the checkpoint at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+
+import numpy as np
+import pytest
+
+from speculative import main as main_module
+from speculative import pair as pairs
+from speculative.checkpoints import t5x
+from speculative.models.config import T5Config, parameter_count
+from speculative.runs import progress
+
+RUN_GIN = """
+from __gin__ import dynamic_registration
+
+from speculative.models import config
+from speculative.runs import train
+from speculative.training import optimizers
+
+MODEL_DIR = %gin.REQUIRED
+
+train.train:
+  model = @config.T5Config()
+  stages = [@windows/train.Stage(), @verses/train.Stage()]
+  model_dir = %MODEL_DIR
+  optimizer = @optimizers.adafactor()
+  validation_batches = 1
+  log_every = 1
+  evaluate_every = 3
+
+config.T5Config:
+  vocab_size = 4096
+  emb_dim = 16
+  num_heads = 2
+  head_dim = 8
+  num_encoder_layers = 1
+  num_decoder_layers = 1
+  mlp_dim = 16
+  mlp_activations = ('gelu', 'linear')
+  dropout_rate = 0.1
+
+optimizers.adafactor.learning_rate = 1e-2
+
+windows/train.Stage:
+  mixture_or_task_name = 'copy_windows'
+  steps = 2
+  batch_size = 4
+  task_feature_lengths = {'inputs': 12, 'targets': 12}
+  buckets = None
+
+verses/train.Stage:
+  mixture_or_task_name = 'kjv_to_web'
+  steps = 3
+  batch_size = 4
+  task_feature_lengths = {'inputs': 24, 'targets': 16}
+  buckets = None
+"""
+STEPS, STOP_AT = 5, 3
+CONFIG = T5Config(
+    vocab_size=4096,
+    emb_dim=16,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=1,
+    head_dim=8,
+    mlp_dim=16,
+    mlp_activations=("gelu", "linear"),
+)
+
+
+class Folder:
+    """A run file, and `main` on it."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        (path / "train.gin").write_text(RUN_GIN)
+
+    def train(self, name: str, *more: str) -> int:
+        return main_module.main(
+            [
+                "--run_mode=train",
+                f"--gin_file={self.path}/train.gin",
+                f"--gin.MODEL_DIR='{self.path / name}'",
+                *more,
+            ]
+        )
+
+    def lines(self, name: str) -> list[dict]:
+        text = (self.path / name / "train_metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def checkpoints(self, name: str) -> list[str]:
+        return sorted(p.name for p in (self.path / name).glob("checkpoint_*"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """`whole`, and `stopped`: told to end in its second stage, then started again."""
+    from speculative.data import batches
+
+    folder = Folder(tmp_path_factory.mktemp("train"))
+    with pytest.MonkeyPatch.context() as patch:
+        # Reading all of the corpus before the first batch is most of the time otherwise.
+        patch.setattr(batches, "SHUFFLE_BUFFER", 64)
+        assert folder.train("whole") == 0
+
+        update = progress.Bar.update
+
+        def update_and_stop(self, done, note=""):
+            update(self, done, note)
+            if done == STOP_AT:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with pytest.MonkeyPatch.context() as stopping:
+            stopping.setattr(progress.Bar, "update", update_and_stop)
+            folder.train("stopped")
+        folder.interrupted = (folder.lines("stopped"), folder.checkpoints("stopped"))
+        assert folder.train("stopped") == 0
+    return folder
+
+
+def test_an_interrupted_run_keeps_its_steps_and_exports_nothing(trained):
+    lines, checkpoints = trained.interrupted
+    assert [line["step"] for line in lines] == list(range(1, STOP_AT + 1))
+    assert checkpoints == []
+
+
+def test_it_resumes_as_if_it_had_not_been_interrupted(trained):
+    whole, stopped = trained.lines("whole"), trained.lines("stopped")
+    assert [line["step"] for line in stopped] == list(range(1, STEPS + 1))
+    measured = ("step", "loss", "accuracy", "validation_loss", "validation_accuracy")
+    for one, other in zip(whole, stopped, strict=True):
+        assert {k: one.get(k) for k in measured} == {k: other.get(k) for k in measured}
+    one, other = (t5x.read(trained.path / name, dtype="float32") for name in ("whole", "stopped"))
+    assert_equal_trees(one, other)
+
+
+def test_metrics(trained):
+    lines = trained.lines("whole")
+    for line in lines:
+        assert 0 < line["loss"] < 20 and 0 <= line["accuracy"] <= 1 and line["tokens_per_s"] > 0
+        assert ("validation_loss" in line) == (line["step"] in (3, STEPS))
+
+
+def test_the_exported_checkpoint_is_a_model(trained):
+    assert trained.checkpoints("stopped") == [f"checkpoint_{STEPS}"]
+    infos = t5x.tensor_shapes(trained.path / "stopped")
+    assert {info.dtype for info in infos.values()} == {"bfloat16"}
+    loaded = pairs.load_model(trained.path / "stopped")
+    assert loaded.model.config == CONFIG and loaded.parameters == parameter_count(CONFIG)
+    text = (trained.path / "stopped" / "config.gin").read_text()
+    assert "steps = 3" in text and "export_dtype = 'bfloat16'" in text
+
+
+def test_a_finished_run_has_nothing_left_to_do(trained):
+    before = trained.lines("whole")
+    assert trained.train("whole") == 0
+    assert trained.lines("whole") == before
+    assert trained.checkpoints("whole") == [f"checkpoint_{STEPS}"]
+
+
+@pytest.mark.parametrize(
+    ("binding", "parts"),
+    [
+        ("train.stages=[]", ["train.stages", "one stage or more"]),
+        ("verses/Stage.steps=0", ["train.stages", "each of 1 step or more"]),
+        ("verses/Stage.mixture_or_task_name='kjv_to_wbe'", ["'kjv_to_wbe'", "kjv_to_web"]),
+        ("T5Config.mlp_dim=0", ["T5Config.mlp_dim", "found 0"]),
+        ("train.initial_checkpoint_path='nowhere'", ["There is no checkpoint", "nowhere"]),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path, capsys, binding, parts):
+    assert Folder(tmp_path).train("out", f"--gin.{binding}") == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1, said
+    for part in parts:
+        assert part in said
+
+
+def assert_equal_trees(one, other):
+    assert set(one) == set(other)
+    for name, value in one.items():
+        if isinstance(value, dict):
+            assert_equal_trees(value, other[name])
+        else:
+            np.testing.assert_array_equal(value, other[name])
