@@ -19,7 +19,7 @@ class UserError(ValueError):
             parts.append(f"found {found}")
         line = "; ".join(parts) + "."
         if mend:
-            line += f" {mend.rstrip('.')}."
+            line += f" {mend}" if mend.endswith(".") else f" {mend}."
         super().__init__(" ".join(line.split()))
 
 

@@ -24,7 +24,7 @@ from speculative.checkpoints import t5x as t5x_checkpoints
 from speculative.data import vocabulary as vocabularies
 from speculative.decoding import loop
 from speculative.decoding.autoregressive import autoregressive
-from speculative.decoding.round import Decoder, Request
+from speculative.decoding.round import ENDED_BY_EOS, Decoder, Request
 from speculative.drafts.model import ModelDraft
 from speculative.errors import ConfigError, VocabularyError
 from speculative.models.config import (
@@ -210,7 +210,7 @@ class Pair:
                 Generation(
                     text=self.vocabulary.decode(tokens),
                     tokens=tokens,
-                    ended="eos" if output.end_reason[i] == loop.ENDED_BY_EOS else "budget",
+                    ended="eos" if output.end_reason[i] == ENDED_BY_EOS else "budget",
                     target_runs=int(counts.target_runs[i]),
                     accepted=int(counts.accepted[i]),
                     proposed=int(counts.proposed[i]),

@@ -234,8 +234,7 @@ def draw(law: Float[Array, "B V"], uniform: Float[Array, "B"]) -> Int[Array, "B"
     """Tokens by inverting the cumulative law at `uniform` in [0, 1).
 
     In two levels, first the block of the vocabulary, then the place in it: a cumulative sum over
-    all of a large vocabulary costs ten times as much on CPU. Never a token of probability 0: the
-    cumulative sum strictly rises at the one that is returned.
+    all of a large vocabulary costs ten times as much on CPU. Never a token of probability 0.
     """
     batch, vocab = law.shape
     blocks = -(-vocab // _BLOCK)
@@ -251,15 +250,18 @@ def _invert(masses: Float[Array, "B N"], at: Float[Array, "B"], *, relative: boo
     """The first place whose cumulative mass exceeds `at`, and how far `at` reaches into it.
 
     `relative`: `at` is a share of the total. What rounding puts at or beyond the total is taken
-    just below it, so that the place that is found always has mass.
+    just below it, and only places that have mass are looked at, so that one is always found.
     """
     cumulative = jnp.cumsum(masses, axis=-1)
-    total = cumulative[:, -1]
-    below = jnp.nextafter(total, jnp.zeros_like(total))
-    at = jnp.minimum(at * total if relative else at, below)
-    place = jnp.argmax(cumulative > at[:, None], axis=-1)
+    # XLA sums in a tree: by rounding, the sum may rise at a place without mass, and fall behind it.
+    mass = masses > 0
+    zero = jnp.zeros_like(cumulative)
+    total = jnp.max(jnp.where(mass, cumulative, zero), axis=-1)
+    at = jnp.minimum(at * total if relative else at, jnp.nextafter(total, zero[:, 0]))
+    place = jnp.argmax(mass & (cumulative > at[:, None]), axis=-1)
     before = jnp.take_along_axis(cumulative, jnp.maximum(place - 1, 0)[:, None], axis=1)[:, 0]
-    return place, at - jnp.where(place > 0, before, jnp.zeros_like(before))
+    rest = jnp.where(place > 0, at - before, at)
+    return place, jnp.maximum(rest, zero[:, 0])
 
 
 # Purposes of the uniforms within a round; the place in the block is folded in before them.

@@ -30,6 +30,7 @@ from jax import lax
 from speculative import sampling
 from speculative.decoding.round import Decoder
 from speculative.drafts.model import ModelDraft
+from speculative.errors import ConfigError
 from speculative.types import Context, Outcome, Proposal
 
 # A law of sequences: the emitted tokens of a row, EOS included, to their probability.
@@ -201,6 +202,7 @@ def exact_law(
     Raises:
       ValueError: the weights of a prefix's drafts do not sum to 1: the draft's tokens are not
         drawn from the law that it reports.
+      ConfigError: the decoder's mode is `greedy`.
     """
     budget = decoder.max_length if budget is None else budget
     vocab, gamma = decoder.target.vocab_size, decoder.gamma
@@ -296,6 +298,13 @@ def _cut(sequence: tuple[int, ...], start: int, budget: int, eos_id: int | None)
 
 def _on_prefixes(function, decoder, weights, settings, budget, inputs, prefixes, *more):
     """`function` on one row for every prefix, as NumPy arrays."""
+    if decoder.mode == "greedy":
+        raise ConfigError(
+            "Decoder.mode",
+            expected="sampled or mixed",
+            found="greedy",
+            mend="A law of temperature 0 is that of mode mixed",
+        )
     rows, room = len(prefixes), budget + decoder.gamma + 1
     tokens = np.full((rows, 1 + room), decoder.pad_id, np.int32)
     tokens[:, 0] = decoder.start_id

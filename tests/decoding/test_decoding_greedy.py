@@ -65,7 +65,7 @@ def test_speculative_equals_autoregressive(gamma, models, baseline):
 
 
 def test_draft_that_is_the_target_is_accepted_whole(models, baseline):
-    decoder = toys.t5_decoder(3, draft=ModelDraft(toys.TARGET))
+    decoder = toys.t5_decoder(3, draft=ModelDraft(toys.TARGET, "block"))
     for weights, request, wanted in list(zip(models, requests(), baseline, strict=True))[:8]:
         same = {"target": weights["target"], "draft": weights["target"]}
         got = loop.decode(decoder, same, request)

@@ -14,7 +14,7 @@ from speculative.decoding import loop
 from speculative.decoding import round as rounds
 from speculative.decoding.autoregressive import autoregressive
 from speculative.decoding.round import ENDED_BY_BUDGET, ENDED_BY_EOS, Decoder
-from speculative.drafts.model import ModelDraft
+from speculative.drafts.model import CATCH_UPS, ModelDraft
 from speculative.errors import ConfigError
 from speculative.types import Context, Outcome
 from tests.decoding import toys
@@ -52,8 +52,10 @@ def ones(rows: int) -> np.ndarray:
 # ------------------------------------------------------------------------------------- chains
 
 
-def test_chain_gives_twelve_tokens_in_three_runs():
-    got = loop.decode(toys.chain_decoder(3), toys.chain_weights(), toys.request(ones(1), 12))
+@pytest.mark.parametrize("catch_up", CATCH_UPS)
+def test_chain_gives_twelve_tokens_in_three_runs(catch_up):
+    decoder = toys.chain_decoder(3, draft=ModelDraft(toys.CHAIN, catch_up))
+    got = loop.decode(decoder, toys.chain_weights(), toys.request(ones(1), 12))
     np.testing.assert_array_equal(got.tokens[0], np.arange(1, 13))
     counts = got.statistics
     assert int(counts.target_runs[0]) == 3
@@ -144,8 +146,9 @@ def test_counts_keep_their_laws():
 # ------------------------------------------------------------------------------------- drivers
 
 
-def test_stepping_from_python_equals_the_compiled_loop():
-    decoder, weights = table_decoder(), table_weights()
+@pytest.mark.parametrize("catch_up", CATCH_UPS)
+def test_stepping_from_python_equals_the_compiled_loop(catch_up):
+    decoder, weights = table_decoder(draft=ModelDraft(TABLE, catch_up)), table_weights()
     request = toys.request(ones(6), [9, 9, 5, 1, 0, 9], temperature=1.0)
     compiled = loop.decode(decoder, weights, request)
     seen, emitted, before = 0, np.zeros(6, int), None
@@ -159,10 +162,10 @@ def test_stepping_from_python_equals_the_compiled_loop():
         np.testing.assert_array_equal(state.lengths, emitted)
         # The cache of the target holds all but the last committed token.
         np.testing.assert_array_equal(state.target.lengths, state.lengths)
-        behind = np.asarray(state.lengths - state.draft.lengths)
-        assert ((behind == 0) | (behind == 1)).all()
-        full = np.asarray(record.live & (record.verdict.accepted == 3) & (record.emitted == 4))
-        np.testing.assert_array_equal(behind[np.asarray(state.live)], full[np.asarray(state.live)])
+        # The draft's lacks one more after a fully accepted block, unless a step made up for it.
+        behind = np.asarray(state.lengths - state.draft.lengths)[np.asarray(state.live)]
+        full = np.asarray(record.verdict.accepted == 3)[np.asarray(state.live)]
+        np.testing.assert_array_equal(behind, full & (catch_up == "block"))
         last = loop.result(decoder, state)
     assert_same_rows(last, compiled)
     jax.tree.map(np.testing.assert_array_equal, last.statistics, compiled.statistics)
@@ -271,18 +274,17 @@ def test_nothing_is_compiled_for_other_values_of_the_same_shape():
 # ----------------------------------------------------------------------------- the draft's cache
 
 
-def first_draft_logits(model, weights, tokens, inputs, accepted, gamma=3, committed=2):
+def first_draft_logits(draft, weights, tokens, inputs, accepted, gamma=3, committed=2):
     """Logits of the draft's first step after a round in which row b had accepted[b] accepted.
 
     `tokens` [B, 1 + ..]: the start token and what is committed in the end; the last drafted places
     of the round are tokens + 1 where they were not accepted.
     """
-    draft, rows = ModelDraft(model), len(accepted)
-    seen = []
+    rows, seen = len(accepted), []
 
     def forced(logits, place):
         at = committed + 1 + place
-        token = lax_take(tokens, at) + jnp.where(place < accepted, 0, 1).astype(jnp.int32)
+        token = token_at(tokens, at) + jnp.where(place < accepted, 0, 1).astype(jnp.int32)
         return token, None
 
     def watched(logits, place):
@@ -301,12 +303,13 @@ def first_draft_logits(model, weights, tokens, inputs, accepted, gamma=3, commit
     return seen[0], after
 
 
-def lax_take(tokens, at):
+def token_at(tokens, at):
     return jnp.take_along_axis(tokens, jnp.full((tokens.shape[0], 1), at, jnp.int32), axis=1)[:, 0]
 
 
+@pytest.mark.parametrize("catch_up", CATCH_UPS)
 @pytest.mark.parametrize("kind", ["table", "t5"])
-def test_draft_logits_equal_uncached_ones_whatever_was_accepted(kind):
+def test_draft_logits_equal_uncached_ones_whatever_was_accepted(kind, catch_up):
     model = TABLE if kind == "table" else toys.DRAFT
     weights = table_weights()["draft"] if kind == "table" else toys.pair_weights(1)["draft"]
     random = np.random.default_rng(0)
@@ -316,7 +319,9 @@ def test_draft_logits_equal_uncached_ones_whatever_was_accepted(kind):
 
     @jax.jit
     def both(weights):
-        logits, after = first_draft_logits(model, weights, tokens, inputs, accepted)
+        logits, after = first_draft_logits(
+            ModelDraft(model, catch_up), weights, tokens, inputs, accepted
+        )
         fresh = model.prefill(weights, inputs, None, 16)
         every, _ = model.extend(weights, fresh, tokens[:, :8])
         return logits, jnp.take_along_axis(every, after[:, None, None], axis=1)[:, 0]

@@ -15,6 +15,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from speculative import main as main_module
 from speculative import records
@@ -106,6 +107,18 @@ def folder(tmp_path_factory) -> pathlib.Path:
     for name, config in (("target", CONFIG), ("draft", CONFIG), ("other", DRAFT)):
         (folder / f"{name}.gin").write_text(MODEL_GIN.format(**dataclasses.asdict(config)))
     (folder / "a_file").write_text("not a folder")
+    with (folder / "small.model").open("wb") as model:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([ARTICLE, *(text for pair in WMT["test"] for text in pair)]),
+            model_writer=model,
+            vocab_size=60,
+            hard_vocab_limit=False,
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=-1,
+            minloglevel=2,
+        )
     return folder
 
 
@@ -239,6 +252,9 @@ class _Page(HTMLParser):
         if tag not in VOID:
             self.open.append(tag)
 
+    def handle_startendtag(self, tag, attrs):
+        self.tags.add(tag)
+
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
@@ -319,8 +335,8 @@ MISTAKES = {
         ["{folder}/draft", "are not those of the model", "(24, 16)"],
     ),
     "vocabulary of another size": (
-        ["--gin.VOCABULARY_PATH=None"],
-        ["vocabulary", "cc_all.32000"],
+        ["--gin.VOCABULARY_PATH='{folder}/small.model'"],
+        ["{folder}/small.model does not fit target", "expected 3969 to 4096 ids", "found "],
     ),
     "no such vocabulary": (
         ["--gin.VOCABULARY_PATH='{folder}/absent.model'"],

@@ -32,7 +32,6 @@ train.train:
   optimizer = @optimizers.adafactor()
   validation_batches = 1
   log_every = 1
-  evaluate_every = 3
 
 config.T5Config:
   vocab_size = 4096
@@ -99,29 +98,33 @@ class Folder:
         return sorted(p.name for p in (self.path / name).glob("checkpoint_*"))
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """`whole`, and `stopped`: told to end in its second stage, then started again."""
+@pytest.fixture(scope="module", autouse=True)
+def small_shuffle():
+    """Reading all of the corpus before the first batch would be most of the time."""
     from speculative.data import batches
 
-    folder = Folder(tmp_path_factory.mktemp("train"))
     with pytest.MonkeyPatch.context() as patch:
-        # Reading all of the corpus before the first batch is most of the time otherwise.
         patch.setattr(batches, "SHUFFLE_BUFFER", 64)
-        assert folder.train("whole") == 0
+        yield
 
-        update = progress.Bar.update
 
-        def update_and_stop(self, done, note=""):
-            update(self, done, note)
-            if done == STOP_AT:
-                os.kill(os.getpid(), signal.SIGTERM)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_shuffle):
+    """`whole`, and `stopped`: told to end in its second stage, then started again."""
+    folder = Folder(tmp_path_factory.mktemp("train"))
+    assert folder.train("whole") == 0
+    update = progress.Bar.update
 
-        with pytest.MonkeyPatch.context() as stopping:
-            stopping.setattr(progress.Bar, "update", update_and_stop)
-            folder.train("stopped")
-        folder.interrupted = (folder.lines("stopped"), folder.checkpoints("stopped"))
-        assert folder.train("stopped") == 0
+    def update_and_stop(self, done, note=""):
+        update(self, done, note)
+        if done == STOP_AT:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress.Bar, "update", update_and_stop)
+        folder.train("stopped")
+    folder.interrupted = (folder.lines("stopped"), folder.checkpoints("stopped"))
+    assert folder.train("stopped") == 0
     return folder
 
 
@@ -145,7 +148,9 @@ def test_metrics(trained):
     lines = trained.lines("whole")
     for line in lines:
         assert 0 < line["loss"] < 20 and 0 <= line["accuracy"] <= 1 and line["tokens_per_s"] > 0
-        assert ("validation_loss" in line) == (line["step"] in (3, STEPS))
+        assert ("validation_loss" in line) == (line["step"] == STEPS)
+    curve = (trained.path / "whole" / "loss.png").read_bytes()
+    assert curve.startswith(b"\x89PNG")
 
 
 def test_the_exported_checkpoint_is_a_model(trained):

@@ -12,6 +12,7 @@ import pytest
 
 from speculative import sampling, testing
 from speculative.drafts.model import ModelDraft
+from speculative.errors import ConfigError
 from tests.statistical.law_checks import MODEL, check_by_summation, decoder, weights
 
 FILTERS = {
@@ -95,6 +96,11 @@ def test_float32_agrees_to_its_own_precision():
     one = sampling.make(1, temperature=1.0)
     got = testing.exact_law(decoder(), weights(), one)
     assert testing.total_variation(got, testing.target_law(decoder(), weights(), one)) < 1e-5
+
+
+def test_greedy_mode_has_no_law():
+    with pytest.raises(ConfigError, match="mixed"):
+        testing.exact_law(decoder(mode="greedy"), weights(), sampling.make(1))
 
 
 def test_a_draft_whose_tokens_are_not_of_its_law_is_refused():

@@ -275,7 +275,12 @@ def test_greedy_finds(bug, monkeypatch):
 def check_full_acceptance(name: str) -> None:
     """A draft that is the target has all of its tokens accepted: 12 tokens in 4 rounds of 3."""
     tables = testing.random_tables(MODEL, 0, scale=3.0)
-    always = decoder(mode="greedy", max_length=12, verifier=Named(name=name))
+    always = decoder(
+        draft=ModelDraft(MODEL, "block"),
+        mode="greedy",
+        max_length=12,
+        verifier=Named(name=name),
+    )
     request = Request(
         jnp.ones((1, 1), jnp.int32), jnp.full((1,), 12, jnp.int32), sampling.make(1), None
     )

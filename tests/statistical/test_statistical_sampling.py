@@ -11,6 +11,9 @@ import scipy.stats
 
 from speculative import sampling, testing
 from speculative.decoding.autoregressive import autoregressive
+from speculative.drafts.model import ModelDraft
+from speculative.models.language_model import T5LanguageModel
+from tests.decoding import toys
 from tests.statistical.law_checks import (
     MODEL,
     ROWS,
@@ -29,9 +32,11 @@ def test_what_the_samples_can_detect():
     assert detectable_total_variation(64 * ROWS, 80) < 0.0125
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 4])
-def test_output_has_the_targets_law(gamma):
-    check_by_sampling(decoder(gamma=gamma), batches=64)
+@pytest.mark.parametrize(
+    ("gamma", "catch_up"), [(1, "step"), (2, "step"), (2, "block"), (4, "block")]
+)
+def test_output_has_the_targets_law(gamma, catch_up):
+    check_by_sampling(decoder(gamma=gamma, draft=ModelDraft(MODEL, catch_up)), batches=64)
 
 
 def test_filters_eos_and_ragged_budgets():
@@ -63,3 +68,21 @@ def test_draft_that_is_the_target():
 
 def test_autoregressive_baseline_has_the_targets_law():
     check_by_sampling(autoregressive(decoder(eos_id=2)))
+
+
+def test_tiny_t5s_have_the_targets_law():
+    config = toys.CONFIG.replace(vocab_size=3, emb_dim=8, head_dim=4, num_decoder_layers=1)
+    model = T5LanguageModel(config, layout="plain")
+
+    def pair():
+        return {
+            name: model.prepare(toys.random_tree(config, seed))
+            for seed, name in enumerate(("target", "draft"))
+        }
+
+    check_by_sampling(
+        decoder(target=model, draft=ModelDraft(model), eos_id=2),
+        make_weights=pair,
+        batches=8,
+        temperature=2.0,
+    )

@@ -82,8 +82,12 @@ class Configuration:
                     scope = "/".join(filter(None, (model.scope, statement.scope)))
                     statement = dataclasses.replace(statement, scope=scope)
                 self._bind(statement)
+        already: set[str] = set()
         for statement in others:
-            self._bind(statement)
+            # A run file names what it requires; files before it may have set that.
+            if not (is_required(statement.value) and statement.key in already):
+                self._bind(statement)
+                already.add(statement.key)
         for model in models:
             self._give_config(model.scope)
 
