@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import importlib
 import os
 from collections.abc import Mapping
 
@@ -179,6 +180,24 @@ def task_names() -> list[str]:
     """Every name that `get_task` knows: ours, T5's, and whatever else is registered with SeqIO."""
     registered = {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}
     return sorted(registered | ALIASES.keys())
+
+
+def import_module(name: str | None) -> None:
+    """Import the user's module that registers tasks or mixtures; None imports nothing.
+
+    Raises:
+      TaskError: there is no such module.
+    """
+    if name is None:
+        return
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise TaskError(
+            f"MIXTURE_OR_TASK_MODULE {name!r} cannot be imported",
+            found=str(error),
+            mend="Name a module that is on PYTHONPATH",
+        ) from None
 
 
 def get_task(

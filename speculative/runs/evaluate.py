@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 from speculative import pair as pairs
 from speculative import records, sampling
@@ -141,7 +142,7 @@ def evaluate(
     buckets: Sequence[int] | None = (32, 48, 64),
     traces: int = 4,
     seed: int = 0,
-    config_text: str | None = None,
+    mixture_or_task_module: str | None = None,
 ) -> records.Record:
     """Evaluate a pair on a task.
 
@@ -160,7 +161,7 @@ def evaluate(
       buckets: widths of padded inputs, to compile few shapes and pad little.
       traces: examples whose rounds are shown in the report.
       seed: of the draws.
-      config_text: the operative configuration, for the record's hash.
+      mixture_or_task_module: a module to import first, because it registers the task.
 
     Returns:
       The record, as written.
@@ -170,6 +171,7 @@ def evaluate(
     """
     _check(locals())
     gammas = sorted(set(gammas))
+    tasks.import_module(mixture_or_task_module)
     task = tasks.get_task(mixture_or_task_name, vocabulary=vocabulary_path)
     tasks.check_prepared(task, split)
     loaded = (target.load(), draft.load())
@@ -205,11 +207,14 @@ def evaluate(
             output_dir=output_dir,
         )
         settings.append(setting)
+    config = epath.Path(output_dir) / "config.gin"  # The launcher's, if it was launched.
     record = records.Record(
         run_mode="evaluate",
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         provenance=records.provenance(
-            seed=seed, devices=[str(d) for d in jax.devices()], config_text=config_text
+            seed=seed,
+            devices=[str(d) for d in jax.devices()],
+            config_text=config.read_text() if config.exists() else None,
         ),
         target=_model_record(loaded[0]),
         settings=tuple(settings),

@@ -68,6 +68,7 @@ def train(
     log_every: int = 50,
     evaluate_every: int = 500,
     checkpoint_every_s: float = 180.0,
+    mixture_or_task_module: str | None = None,
 ) -> dict[str, float]:
     """Train, resuming what `model_dir` holds, and export a T5X checkpoint at the end.
 
@@ -83,12 +84,14 @@ def train(
       seed: of parameters, dropout and data order.
       validation_batches: batches of the last stage's validation split behind each evaluation.
       checkpoint_every_s: seconds between checkpoints that a restart resumes from.
+      mixture_or_task_module: a module to import first, because it registers the tasks.
 
     Returns:
       The last logged metrics.
     """
     if not stages or any(stage.steps < 1 for stage in stages):
         raise ConfigError("train.stages", expected="one stage or more, each of 1 step or more")
+    tasks.import_module(mixture_or_task_module)
     named = [tasks.get_task(s.mixture_or_task_name, vocabulary=vocabulary_path) for s in stages]
     ends = [sum(s.steps for s in stages[: i + 1]) for i in range(len(stages))]
 
