@@ -94,7 +94,8 @@ setuptools.setup(
     python_requires=">=3.11,<3.14",
     packages=setuptools.find_packages(include=["speculative", "speculative.*"]),
     # Checkpoints are folders of many small files without suffixes; `**` takes them all.
-    package_data={"speculative": ["assets/**", "py.typed"]},
+    # A pattern without a dot misses hidden files, such as zarr's .zarray.
+    package_data={"speculative": ["assets/**", "assets/**/.*", "py.typed"]},
     include_package_data=False,
     install_requires=INSTALL,
     extras_require={
