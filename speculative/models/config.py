@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from speculative.errors import ConfigError
 
@@ -21,8 +22,8 @@ class T5Config:
 
     Attributes:
       vocab_size: rows of the embedding table, padding rows included (32128 for the public models).
-      dtype: activation dtype, `float32` or `bfloat16`; logits are always float32. (`float64` is
-        for proofs on tiny models.)
+      dtype: activation dtype, `float32` or `bfloat16`, by name or as a dtype; logits are always
+        float32. (`float64` is for proofs on tiny models.)
       emb_dim, num_heads, head_dim, mlp_dim: widths; the attention width is heads * head_dim.
       num_encoder_layers, num_decoder_layers: depths.
       mlp_activations: `("relu",)` for 1.0; `("gelu", "linear")` (gated) for 1.1.
@@ -32,7 +33,7 @@ class T5Config:
     """
 
     vocab_size: int
-    dtype: str = "float32"
+    dtype: Any = "float32"
     emb_dim: int = 512
     num_heads: int = 8
     num_encoder_layers: int = 6

@@ -167,7 +167,7 @@ def test_shapes_of_something_else_are_refused():
     ("changes", "named"),
     [
         ({"emb_dim": 0}, "emb_dim"),
-        ({"num_heads": 2.5}, "num_heads"),
+        ({"num_heads": -1}, "num_heads"),
         ({"num_encoder_layers": 0}, "num_encoder_layers"),
         ({"num_decoder_layers": 0}, "num_decoder_layers"),
         ({"dtype": "float16"}, "float16 overflows"),

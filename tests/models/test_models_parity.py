@@ -47,7 +47,7 @@ def test_teacher_forced_logits(case, layout):
     # T5X's logits of padded positions mean nothing; ours neither.
     real = outputs["in/decoder_target_tokens"] > 0
     np.testing.assert_allclose(logits[real], outputs["logits"][real], atol=2e-5)
-    log_p = jax.nn.log_softmax(logits, axis=-1)
+    log_p = np.asarray(jax.nn.log_softmax(logits, axis=-1))
     picked = np.take_along_axis(log_p, outputs["in/decoder_target_tokens"][:, :, None], axis=2)
     np.testing.assert_allclose(np.sum(picked[:, :, 0] * real, axis=1), outputs["score"], rtol=1e-5)
 
@@ -80,10 +80,17 @@ def test_cached_logits_one_by_one_and_in_blocks(case, layout):
 
 def test_bfloat16_activations():
     config, tree, outputs = references.load("1.1 bfloat16")
-    logits = forced_logits(config, prepare(tree, config), outputs)
-    assert logits.dtype == np.float32
+    weights = prepare(tree, config)
+    lowered = teacher_forced.lower(weights, config, *batch_of(outputs))
     real = outputs["in/decoder_target_tokens"] > 0
-    np.testing.assert_allclose(logits[real], outputs["logits"][real], atol=1e-2)
+    # Where every intermediate value is really rounded to bfloat16, the logits are T5X's. By default
+    # XLA leaves roundings out within what it fuses, in our program others than in T5X's; that is
+    # worth .10 here, as much as bfloat16 itself is (.16).
+    for excess, atol in ((False, 1e-2), (True, 0.16)):
+        compiled = lowered.compile({"xla_allow_excess_precision": excess})
+        logits = np.asarray(compiled(weights, *batch_of(outputs)))
+        assert logits.dtype == np.float32
+        np.testing.assert_allclose(logits[real], outputs["logits"][real], atol=atol, rtol=0)
 
 
 def test_linen_module_gives_the_same_logits():
