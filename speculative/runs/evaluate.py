@@ -139,7 +139,7 @@ def evaluate(
     validation_split: str = "validation",
     validation_examples: int = 8,
     repeats: int = 5,
-    buckets: Sequence[int] | None = (32, 48, 64),
+    buckets: Sequence[int] | None = (24, 32, 40, 48, 64),
     traces: int = 4,
     seed: int = 0,
     mixture_or_task_module: str | None = None,
@@ -353,6 +353,10 @@ def _evaluate_setting(
     config = pair.target.model.config
     step_bytes = bytes_per_step(config, np.dtype(np.float32).itemsize)
     verify_ratio = part.verify / part.step
+    # A step of the baseline in its own loop: all of it that is not encoders.
+    loop_step_s = (baseline_s - float(np.median(times.baseline_encoder_s))) / outputs.totals(
+        times.baseline
+    ).loop_runs
     outputs.write_predictions(bench.task, temperature, done, output_dir)
     shown = [
         outputs.trace(decoder, pair, batch, request)
@@ -415,7 +419,7 @@ def _evaluate_setting(
             budget=len(done)
             - sum(int((o.end_reason == ENDED_BY_EOS).sum()) for o in times.speculative),
         ),
-        memory=records.Memory(bandwidth / 1e9, step_bytes / part.step / bandwidth, step_bytes),
+        memory=records.Memory(bandwidth / 1e9, step_bytes / loop_step_s / bandwidth, step_bytes),
         gamma_search=search,
         examples=tuple(shown),
         note=outputs.note(bench.task),

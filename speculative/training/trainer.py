@@ -27,7 +27,7 @@ from speculative.models.weights import prepare
 from speculative.training import losses
 from speculative.types import Leaf
 
-Batch = Mapping[str, np.ndarray]
+Batch = Mapping[str, np.ndarray | jax.Array]
 
 
 @partial(

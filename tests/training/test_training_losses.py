@@ -34,7 +34,7 @@ def test_plain_loss_is_that_of_optax():
     assert float(loss) == pytest.approx(wanted, rel=1e-6)
     assert float(sums["loss"]) == pytest.approx(wanted, rel=1e-6)
     assert float(sums["tokens"]) == 4
-    right = np.argmax(logits, axis=-1) == np.asarray(targets)
+    right = np.argmax(np.asarray(logits), axis=-1) == np.asarray(targets)
     assert float(sums["correct"]) == (right * np.asarray(weights)).sum()
 
 
