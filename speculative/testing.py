@@ -28,10 +28,12 @@ import numpy as np
 from jax import lax
 
 from speculative import sampling
+from speculative.decoding.autoregressive import autoregressive
 from speculative.decoding.round import Decoder
 from speculative.drafts.model import ModelDraft
 from speculative.errors import ConfigError
 from speculative.types import Context, Outcome, Proposal
+from speculative.verification import TokenVerifier
 
 # A law of sequences: the emitted tokens of a row, EOS included, to their probability.
 SequenceLaw = dict[tuple[int, ...], float]
@@ -264,6 +266,8 @@ def target_law(
     No draft, verifier or round has a part in it. Arguments as for `exact_law`.
     """
     budget = decoder.max_length if budget is None else budget
+    decoder = autoregressive(dataclasses.replace(decoder, verifier=TokenVerifier()))
+    decoder = dataclasses.replace(decoder, positions=None)  # one program whatever the decoder is
     prefixes = _prefixes(decoder.target.vocab_size, budget, decoder.eos_id)
     (p,) = _on_prefixes(_next_laws, decoder, weights, settings, budget, inputs, prefixes)
     law: SequenceLaw = {}

@@ -237,13 +237,13 @@ def test_draw_at_both_ends():
         np.testing.assert_array_equal(draw(one_hot, np.full(4, uniform, np.float32)), np.arange(4))
 
 
-def test_draw_has_the_law():
-    law = np.asarray([0.1, 0.0, 0.25, 0.6, 0.05])
-    size = 1 << 16
+@pytest.mark.parametrize(("vocab", "size"), [(5, 1 << 16), (1000, 1 << 13)])
+def test_draw_has_the_law(vocab, size):
+    law = sparse_laws(1, vocab, 2)
     uniform = (np.arange(size) + 0.5) / size
-    tokens = draw(np.tile(law.astype(np.float32), (size, 1)), uniform.astype(np.float32))
-    counts = np.bincount(np.asarray(tokens), minlength=5)
-    np.testing.assert_allclose(counts, size * law, atol=2)
+    tokens = draw(np.tile(law, (size, 1)), uniform.astype(np.float32))
+    counts = np.bincount(np.asarray(tokens), minlength=vocab)
+    np.testing.assert_allclose(counts, size * law[0], atol=2)
 
 
 # ------------------------------------------------------------------------------------------- keys

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative import sampling, testing
+from speculative import testing
 from speculative.decoding import loop
 from speculative.decoding import round as rounds
 from speculative.decoding.autoregressive import autoregressive
@@ -43,6 +43,13 @@ def table_weights(seed: int = 0) -> dict:
 def assert_same_rows(got, wanted, rows=slice(None)):
     for field in ("tokens", "lengths", "end_reason"):
         np.testing.assert_array_equal(getattr(got, field), getattr(wanted, field)[rows])
+
+
+def table_request(budgets=9, **settings):
+    """Eight rows and settings of one structure, so that the tests share programs."""
+    same = {"temperature": 1.0, "top_k": 0, "bias": {0: 0.0}, "vocab_size": 5}
+    rows = settings.pop("rows", 8)
+    return toys.request(ones(rows), budgets, **(same | settings))
 
 
 def ones(rows: int) -> np.ndarray:
@@ -121,26 +128,27 @@ def test_budgets_are_kept_to_the_token_and_zero_emits_nothing():
 
 
 def test_counts_keep_their_laws():
-    rows = 64
-    budgets = np.arange(rows) % 10
-    got = loop.decode(
-        table_decoder(), table_weights(), toys.request(ones(rows), budgets, temperature=1.0)
-    )
-    counts = got.statistics
-    np.testing.assert_array_equal(counts.emitted, got.lengths)
-    np.testing.assert_array_equal(
-        counts.emitted, counts.accepted + counts.target_runs - counts.ended_on_draft
-    )
-    np.testing.assert_array_equal(counts.histogram.sum(axis=1), counts.target_runs)
-    np.testing.assert_array_equal(counts.histogram @ np.arange(4), counts.accepted)
-    np.testing.assert_array_equal(counts.accepted_per_position.sum(axis=1), counts.accepted)
-    np.testing.assert_array_equal(counts.proposed, 3 * counts.target_runs)
-    assert (np.diff(counts.accepted_per_position, axis=1) <= 0).all()
-    by_eos = got.end_reason == ENDED_BY_EOS
-    last = got.tokens[np.arange(rows), np.maximum(got.lengths - 1, 0)]
-    np.testing.assert_array_equal(by_eos, (last == 4) & (got.lengths > 0))
-    assert by_eos.any() and counts.ended_on_draft.any() and not counts.ended_on_draft.all()
-    assert all((row[:n] != 4)[:-1].all() for row, n in zip(got.tokens, got.lengths, strict=True))
+    budgets = np.asarray([9, 1, 2, 9, 5, 0, 9, 7])
+    reasons, on_draft = [], []
+    for seed in range(8):
+        got = loop.decode(table_decoder(), table_weights(), table_request(budgets, seed=seed))
+        counts = got.statistics
+        np.testing.assert_array_equal(counts.emitted, got.lengths)
+        np.testing.assert_array_equal(
+            counts.emitted, counts.accepted + counts.target_runs - counts.ended_on_draft
+        )
+        np.testing.assert_array_equal(counts.histogram.sum(axis=1), counts.target_runs)
+        np.testing.assert_array_equal(counts.histogram @ np.arange(4), counts.accepted)
+        np.testing.assert_array_equal(counts.accepted_per_position.sum(axis=1), counts.accepted)
+        np.testing.assert_array_equal(counts.proposed, 3 * counts.target_runs)
+        assert (np.diff(counts.accepted_per_position, axis=1) <= 0).all()
+        by_eos = got.end_reason == ENDED_BY_EOS
+        last = got.tokens[np.arange(8), np.maximum(got.lengths - 1, 0)]
+        np.testing.assert_array_equal(by_eos, (last == 4) & (got.lengths > 0))
+        before = [row[: n - 1] for row, n in zip(got.tokens, got.lengths, strict=True) if n]
+        assert not np.isin(np.concatenate(before), 4).any()
+        reasons, on_draft = [*reasons, *got.end_reason], [*on_draft, *counts.ended_on_draft]
+    assert {ENDED_BY_EOS, ENDED_BY_BUDGET} == set(reasons) and {0, 1} == set(on_draft)
 
 
 # ------------------------------------------------------------------------------------- drivers
@@ -149,9 +157,9 @@ def test_counts_keep_their_laws():
 @pytest.mark.parametrize("catch_up", CATCH_UPS)
 def test_stepping_from_python_equals_the_compiled_loop(catch_up):
     decoder, weights = table_decoder(draft=ModelDraft(TABLE, catch_up)), table_weights()
-    request = toys.request(ones(6), [9, 9, 5, 1, 0, 9], temperature=1.0)
+    request = table_request([9, 9, 5, 1, 0, 9, 3, 9])
     compiled = loop.decode(decoder, weights, request)
-    seen, emitted, before = 0, np.zeros(6, int), None
+    seen, emitted, before = 0, np.zeros(8, int), None
     for state, record in loop.rounds(decoder, weights, request):
         seen += 1
         tokens, ended = np.asarray(state.tokens), ~np.asarray(record.live)
@@ -179,12 +187,12 @@ def test_stepping_from_python_equals_the_compiled_loop(catch_up):
 def test_rows_depend_on_their_ids_and_not_on_their_place():
     decoder, weights = table_decoder(), table_weights()
     budgets = np.asarray([9, 4, 9, 7, 9, 1, 9, 9])
-    whole = loop.decode(decoder, weights, toys.request(ones(8), budgets, temperature=1.0))
+    whole = loop.decode(decoder, weights, table_request(budgets))
     order = np.asarray([3, 7, 0, 1, 6, 2, 5, 4])
-    moved = toys.request(ones(8), budgets[order], ids=order, temperature=1.0)
+    moved = table_request(budgets[order], ids=order)
     assert_same_rows(loop.decode(decoder, weights, moved), whole, order)
     for row in (0, 3):
-        alone = toys.request(ones(1), budgets[row : row + 1], ids=[row], temperature=1.0)
+        alone = table_request(budgets[row : row + 1], ids=[row], rows=1)
         assert_same_rows(loop.decode(decoder, weights, alone), whole, slice(row, row + 1))
     assert len({tuple(row) for row in whole.tokens}) > 4
 
@@ -209,7 +217,7 @@ def test_samples_and_seeds_have_streams_of_their_own():
     outputs = {}
     for seed in (0, 1):
         for sample in (0, 1):
-            request = toys.request(ones(8), 9, seed=seed, sample=sample, temperature=1.0)
+            request = table_request(seed=seed, sample=sample)
             outputs[seed, sample] = loop.decode(decoder, weights, request).tokens
             again = loop.decode(decoder, weights, request).tokens
             np.testing.assert_array_equal(again, outputs[seed, sample])
@@ -219,56 +227,47 @@ def test_samples_and_seeds_have_streams_of_their_own():
 
 def test_rows_of_temperature_zero_among_others():
     weights = table_weights()
-    request = toys.request(ones(3), 9, temperature=[0.0, 1.0, 0.0])
+    request = table_request(temperature=[0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0, 1.0])
     mixed = loop.decode(table_decoder(mode="mixed"), weights, request)
-    zero = dataclasses.replace(request, sampling=sampling.make(3))
-    one = dataclasses.replace(request, sampling=sampling.make(3, temperature=1.0))
-    greedy = loop.decode(table_decoder(mode="greedy"), weights, zero)
-    sampled = loop.decode(table_decoder(), weights, one)
-    np.testing.assert_array_equal(mixed.tokens[[0, 2]], greedy.tokens[[0, 2]])
-    np.testing.assert_array_equal(mixed.tokens[1], sampled.tokens[1])
-    np.testing.assert_array_equal(mixed.tokens[0], mixed.tokens[2])
+    greedy = loop.decode(table_decoder(mode="greedy"), weights, table_request(temperature=0.0))
+    sampled = loop.decode(table_decoder(), weights, table_request())
+    zero = np.asarray(request.sampling.temperature) == 0
+    np.testing.assert_array_equal(mixed.tokens[zero], greedy.tokens[zero])
+    np.testing.assert_array_equal(mixed.tokens[~zero], sampled.tokens[~zero])
+    assert len(np.unique(mixed.tokens[zero], axis=0)) == 1
 
 
 def test_a_forbidden_id_is_never_emitted():
-    chosen = {"temperature": 1.0, "forbidden_ids": (2, 4), "vocab_size": 5}
-    request = toys.request(ones(64), 9, **chosen)
-    got = loop.decode(table_decoder(), table_weights(), request)
-    assert not np.isin(got.tokens, (2, 4)).any()
-    assert (got.lengths == 9).all()
+    for seed in range(8):
+        request = table_request(forbidden_ids=(2, 4), seed=seed)
+        got = loop.decode(table_decoder(), table_weights(), request)
+        assert not np.isin(got.tokens, (2, 4)).any()
+        assert (got.lengths == 9).all()
 
 
 def test_top_k_of_one_is_the_argmax():
     weights = table_weights()
-    one = toys.request(ones(3), 9, temperature=1.0, top_k=1)
-    greedy = loop.decode(table_decoder(mode="greedy"), weights, toys.request(ones(3), 9))
-    assert_same_rows(loop.decode(table_decoder(), weights, one), greedy)
+    greedy = loop.decode(table_decoder(mode="greedy"), weights, table_request(temperature=0.0))
+    assert_same_rows(loop.decode(table_decoder(), weights, table_request(top_k=1)), greedy)
 
 
 # -------------------------------------------------------------------------------- compilation
 
 
 def test_nothing_is_compiled_for_other_values_of_the_same_shape():
-    decoder = table_decoder(max_length=8)
-    loop.decode(
-        decoder, table_weights(), toys.request(ones(4), 8, temperature=1.0, top_k=0, top_p=1.0)
-    )
+    loop.decode(table_decoder(), table_weights(), table_request())
     compiled = loop.start._cache_size(), loop.run._cache_size()
     for number, temperature in enumerate([0.3, 1.0, 2.5]):
-        request = toys.request(
-            ones(4) + number,
-            [8, number, 3, 1],
+        request = table_request(
+            [8, number, 3, 1, 9, 9, 9, 9],
             seed=number,
             temperature=temperature,
             top_k=number,
-            top_p=0.5 + number / 10,
+            forbidden_ids=(number,),
         )
-        loop.decode(decoder, table_weights(number), request)
+        request = dataclasses.replace(request, inputs=request.inputs + number)
+        loop.decode(table_decoder(), table_weights(number), request)
         assert (loop.start._cache_size(), loop.run._cache_size()) == compiled
-    equal = table_decoder(max_length=8)
-    assert equal is not decoder
-    loop.decode(equal, table_weights(), request)
-    assert (loop.start._cache_size(), loop.run._cache_size()) == compiled
 
 
 # ----------------------------------------------------------------------------- the draft's cache

@@ -13,6 +13,7 @@ from speculative.errors import CheckpointError
 from speculative.main import main
 from speculative.models.config import T5Config
 
+# No name that a real run function has: gin keeps every function that it has seen in a process.
 RUN_FUNCTION = """
 import dataclasses
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ class Model:
     checkpoint_path: str | None = None
 
 
-def evaluate(
+def decode_it(
     target: Model,
     task: str,
     output_dir: str,
@@ -55,7 +56,7 @@ import dummy_run
 TASK = %gin.REQUIRED
 BATCH_SIZE = 8
 
-evaluate_script.evaluate:
+evaluate_script.decode_it:
   target = @target/dummy_run.Model()
   draft = @draft/dummy_run.Model()
   task = %TASK
@@ -137,7 +138,7 @@ def code_folder(tmp_path_factory):
 def desk(tmp_path, code_folder, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(code_folder))
-    monkeypatch.setattr(main_module, "RUN_MODES", {"evaluate": "dummy_run:evaluate"})
+    monkeypatch.setattr(main_module, "RUN_MODES", {"evaluate": "dummy_run:decode_it"})
     desk = Desk(tmp_path, capsys)
     desk.write("run.gin", RUN_GIN)
     desk.write("plain.gin", PLAIN_GIN)
@@ -161,8 +162,8 @@ PAIR = (
 
 
 def test_later_files_and_then_the_command_line_override(desk):
-    desk.write("more.gin", "BATCH_SIZE = 9\nevaluate.seed = 1\nevaluate.gammas = [3, 5]\n")
-    got = desk.call(*PLAIN, "--gin_file=more.gin", "--gin.evaluate.seed=2")
+    desk.write("more.gin", "BATCH_SIZE = 9\ndecode_it.seed = 1\ndecode_it.gammas = [3, 5]\n")
+    got = desk.call(*PLAIN, "--gin_file=more.gin", "--gin.decode_it.seed=2")
     assert (got["batch_size"], got["seed"], got["gammas"]) == (9, 2, [3, 5])
     assert got["task"] == "lm" and got["draft"] is None
 
@@ -224,7 +225,7 @@ def test_whole_t5x_model_file(desk):
 
 
 def test_configuration_is_written_before_the_run_and_reads_back(desk):
-    first = desk.call(*PAIR, "--gin.evaluate.gammas=(2, 3)")
+    first = desk.call(*PAIR, "--gin.decode_it.gammas=(2, 3)")
     text = (desk.path / "out" / "config.gin").read_text()
     assert "batch_size = 32" not in text and "BATCH_SIZE = 8" in text
     assert "temperature = 0.0" in text  # A default is part of the record too.
@@ -235,7 +236,7 @@ def test_configuration_is_written_before_the_run_and_reads_back(desk):
 
 
 def test_an_override_does_not_make_what_it_replaces_a_mistake(desk):
-    got = desk.call(*PAIR, "--gin.evaluate.batch_size=5", "--gin.evaluate.draft=None")
+    got = desk.call(*PAIR, "--gin.decode_it.batch_size=5", "--gin.decode_it.draft=None")
     assert (got["batch_size"], got["draft"]) == (5, None)
     assert "small.gin" not in (desk.path / "out" / "config.gin").read_text()
     assert "draft/" not in (desk.path / "out" / "config.gin").read_text()
@@ -244,7 +245,7 @@ def test_an_override_does_not_make_what_it_replaces_a_mistake(desk):
 def test_dry_run_prints_and_touches_nothing(desk):
     code, out, err = desk.main(*PAIR, "--dry_run")
     assert (code, err) == (0, "")
-    assert "dummy_run:evaluate" in out and "writing to out" in out and "TASK = 'lm'" in out
+    assert "dummy_run:decode_it" in out and "writing to out" in out and "TASK = 'lm'" in out
     assert not (desk.path / "out").exists() and not desk.module.CALLS
 
 
@@ -269,16 +270,16 @@ def test_dry_run_prints_and_touches_nothing(desk):
          ["Macro OUTPUT_DRI", "Did you mean 'OUTPUT_DIR'"]),
         (["--gin_file=plain.gin", "--gin.OUTPUT_DIR='out'"], ["not set: TASK"]),
         ([*PLAIN, "--gin.OUTPUT_DIR=out/x"], ["--gin.OUTPUT_DIR=out/x", "quotes", "'out'"]),
-        ([*PLAIN, "--gin.evaluate.batchsize=9"],
+        ([*PLAIN, "--gin.decode_it.batchsize=9"],
          ["doesn't have a parameter named 'batchsize'", "Did you mean 'batch_size'"]),
-        ([*PLAIN, "--gin.evalaute.seed=9"], ["matching 'evalaute'", "Did you mean 'evaluate'"]),
-        ([*PLAIN, "--gin.evaluate.seed='x'"],
-         ["evaluate.seed (--gin.evaluate.seed)", "expected int | None", "found 'x' (str)"]),
-        ([*PLAIN, "--gin.BATCH_SIZE=2.5"], ["evaluate.batch_size = %BATCH_SIZE (plain.gin:",
+        ([*PLAIN, "--gin.decode_ti.seed=9"], ["matching 'decode_ti'", "Did you mean 'decode_it'"]),
+        ([*PLAIN, "--gin.decode_it.seed='x'"],
+         ["decode_it.seed (--gin.decode_it.seed)", "expected int | None", "found 'x' (str)"]),
+        ([*PLAIN, "--gin.BATCH_SIZE=2.5"], ["decode_it.batch_size = %BATCH_SIZE (plain.gin:",
                                             "expected int", "found 2.5 (float)"]),
-        ([*PLAIN, "--gin.evaluate.gammas=4"], ["expected collections.abc.Sequence[int]"]),
-        ([*PLAIN, "--gin.evaluate.gammas=[4, 'x']"], ["Sequence[int]"]),
-        ([*PLAIN, "--gin.evaluate.target=@nowhere.Model()"], ["@nowhere.Model()"]),
+        ([*PLAIN, "--gin.decode_it.gammas=4"], ["expected collections.abc.Sequence[int]"]),
+        ([*PLAIN, "--gin.decode_it.gammas=[4, 'x']"], ["Sequence[int]"]),
+        ([*PLAIN, "--gin.decode_it.target=@nowhere.Model()"], ["@nowhere.Model()"]),
         ([*PAIR, "--gin.tagret/T5Config.emb_dim=3"],
          ["tagret/T5Config.emb_dim", "used nowhere", "'target/T5Config.emb_dim'"]),
         ([*PAIR, "--gin.EMB_DIM=3"], ["Macro EMB_DIM", "'target/EMB_DIM'"]),
@@ -303,11 +304,11 @@ def test_a_mistake_ends_with_one_line(desk, arguments, expected):
         ("include 'bad.gin'\n", ["include each other", "bad.gin -> bad.gin"]),
         ("import dumy_run\n", ["bad.gin:1", "no module 'dumy_run'"]),
         (
-            DYNAMIC + "dummy_run.evalute.seed = 3\n",
-            ["bad.gin:3", "no attribute evalute", "Did you mean 'evaluate'"],
+            DYNAMIC + "dummy_run.decode_ti.seed = 3\n",
+            ["bad.gin:3", "no attribute decode_ti", "Did you mean 'decode_it'"],
         ),
         (
-            DYNAMIC + "dumy_run.evaluate.seed = 3\n",
+            DYNAMIC + "dumy_run.decode_it.seed = 3\n",
             ["bad.gin:3", "'dumy_run'", "Did you mean 'dummy_run'"],
         ),
         (
@@ -341,7 +342,7 @@ def test_output_dir_that_is_a_file(desk):
 
 
 def test_modes_without_a_module_are_not_offered(desk, monkeypatch):
-    modes = {"evaluate": "dummy_run:evaluate", "infer": "speculative.runs.no_such:infer"}
+    modes = {"evaluate": "dummy_run:decode_it", "infer": "speculative.runs.no_such:infer"}
     monkeypatch.setattr(main_module, "RUN_MODES", modes)
     assert list(main_module.offered_modes()) == ["evaluate"]
     assert "expected one of evaluate." in desk.line("--run_mode=infer")
@@ -362,7 +363,7 @@ def test_the_command_itself(desk):
     script = textwrap.dedent("""
         import sys
         from speculative import main
-        main.RUN_MODES = {"evaluate": "dummy_run:evaluate"}
+        main.RUN_MODES = {"evaluate": "dummy_run:decode_it"}
         code = main.main()
         heavy = {"jax", "tensorflow", "gin"} & set(sys.modules)
         if "--help" in sys.argv:
