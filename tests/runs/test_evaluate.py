@@ -135,6 +135,7 @@ def arguments(folder: pathlib.Path, task: str, *more: str, output: str = "out") 
         f"--gin.TASK_FEATURE_LENGTHS={LENGTHS}",
         "--gin.GAMMAS=(2,)",
         "--gin.evaluate.repeats=2",
+        "--gin.evaluate.buckets=None",  # One width, so that each loop is compiled once.
         *more,
     ]
 
