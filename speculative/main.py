@@ -57,8 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # gin appends lines about where it was; the first line is the error's own.
         print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "interrupted", file=sys.stderr)
         return 130
     return 0
 

@@ -140,7 +140,7 @@ class Memory:
     Attributes:
       bandwidth_gb_s: measured read bandwidth, 1e9 bytes per second.
       baseline_share: of that bandwidth, what an autoregressive step reaches.
-      bytes_per_target_step: weights and cache that a target step reads.
+      bytes_per_target_step: weights that a target step reads.
     """
 
     bandwidth_gb_s: Positive | None = None

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pytest
 
 from speculative import main as main_module
-from speculative import pair as pairs
 from speculative import records
 from speculative.types import Context
 
@@ -114,8 +113,6 @@ def test_the_copying_draft_copies():
 
 def test_blocks_of_the_readme_run():
     """The Python door, and the copying draft, on the shipped pair."""
-    if not (pairs.ASSETS / pairs.SHIPPED / "target").is_dir():
-        pytest.skip("the shipped pair's weights are not in this checkout")
     names = {"__name__": "documentation"}
     with contextlib.redirect_stdout(None):
         for code in blocks("README.md", "python"):

@@ -13,21 +13,11 @@ import speculative
 from speculative.checkpoints import t5x
 from speculative.data import vocabulary as vocabularies
 from speculative.errors import CheckpointError, ConfigError, UserError, VocabularyError
-from speculative.models.config import T5Config
 from speculative.pair import load_pair
+from tests import tiny
 from tests.decoding import toys
 
-CONFIG = T5Config(
-    vocab_size=4096,
-    emb_dim=16,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=2,
-    head_dim=8,
-    mlp_dim=24,
-    mlp_activations=("gelu", "linear"),
-    dropout_rate=0.0,
-)
+CONFIG = tiny.config(num_decoder_layers=2)
 DRAFT = CONFIG.replace(num_decoder_layers=1)
 WORDS = vocabularies.EMBEDDED_PATH
 TEXTS = ["In the beginning God created the heaven and the earth.", "", "And God said:"]

@@ -109,7 +109,7 @@ class Request:
 
     Attributes:
       inputs: [B, S] int32 encoder tokens.
-      budgets: [B] int32, most tokens to emit, at most `Decoder.max_length`.
+      budgets: [B] int32, most tokens to emit; `Decoder.max_length` bounds them.
       sampling: the law's settings.
       keys: [B] row keys (`sampling.row_keys`); None in greedy mode.
     """
@@ -244,10 +244,11 @@ def decode_round(
     logits, target_state = decoder.target.extend(weights["target"], state.target, block)
     verdict = verify(decoder, logits, request, proposal, keys)
 
-    room = request.budgets - state.lengths
+    budgets = jnp.minimum(request.budgets, decoder.max_length)
+    room = budgets - state.lengths
     emitted, count, by_eos = emitted_block(decoder, proposal, verdict, room, live)
     lengths = state.lengths + count
-    by_budget = lengths >= request.budgets
+    by_budget = lengths >= budgets
     reason = jnp.where(by_eos, ENDED_BY_EOS, jnp.where(by_budget, ENDED_BY_BUDGET, RUNNING))
     reason = jnp.where(live, reason, state.end_reason).astype(jnp.int32)
     accepted = jnp.minimum(verdict.accepted, count)

@@ -35,7 +35,7 @@ class Statistics:
 
     Attributes:
       target_runs: [B] target calls.
-      draft_runs: [B] draft steps.
+      draft_runs: [B] draft steps that proposed a token (a step that only catches up is not one).
       proposed: [B] drafted tokens.
       accepted: [B] drafted tokens that were emitted; none past the end of the row.
       emitted: [B] tokens, the end-of-sequence token included.

@@ -173,13 +173,21 @@ def prepare(
     }
 
 
-def bytes_per_step(config: T5Config, itemsize: int = 4) -> int:
+def bytes_per_step(
+    config: T5Config, itemsize: int = 4, *, logits_itemsize: int | None = None
+) -> int:
     """Bytes of weights that one decoding step reads, cross-attention keys and values cached.
 
     Decoder and output matrix, without the cross key and value kernels, the embedding table and
     the relative bias (FACTS 4.3: 153,930,496 for T5 1.1 small in float32).
+
+    Args:
+      config: of the model.
+      itemsize: bytes of a weight.
+      logits_itemsize: of the output matrix, which `prepare` keeps in float32; None: as the others.
     """
     emb, joined, mlp = config.emb_dim, config.joined_kv, config.mlp_dim
     layer = 6 * emb * joined + (len(config.mlp_activations) + 1) * emb * mlp + 3 * emb
-    total = config.num_decoder_layers * layer + emb + emb * config.vocab_size
-    return itemsize * (total + config.num_heads * 32)
+    others = config.num_decoder_layers * layer + emb + config.num_heads * 32
+    output = emb * config.vocab_size
+    return itemsize * others + (logits_itemsize or itemsize) * output

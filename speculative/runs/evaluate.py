@@ -15,25 +15,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
 from speculative import pair as pairs
-from speculative import records, sampling
+from speculative import records
 from speculative.analysis import estimation
-from speculative.data import batches as data_batches
 from speculative.data import tasks
-from speculative.decoding import scoring
-from speculative.decoding.round import ENDED_BY_EOS, Decoder, Request
-from speculative.drafts.model import ModelDraft
-from speculative.errors import ConfigError, TaskError
+from speculative.decoding.round import ENDED_BY_EOS
+from speculative.errors import ConfigError
 from speculative.models.config import T5Config
 from speculative.models.weights import bytes_per_step
 from speculative.reports import page, tables, terminal
 from speculative.runs import measure, outputs, progress
-
-# Rows of a teacher-forced pass: its logits are [rows, targets, vocabulary].
-_SCORING_ROWS = 16
+from speculative.runs.bench import Bench, alpha_of, choose_gamma
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,68 +53,6 @@ class Model:
         return pairs.load_model(
             self.checkpoint_path, config=self.config, name=self.name, dtype=self.dtype
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Bench:
-    """What all settings of a run share."""
-
-    pair: pairs.Pair
-    task: Any
-    lengths: dict[str, int]
-    batch_size: int
-    buckets: tuple[int, ...] | None
-    seed: int
-    top_k: int
-    top_p: float
-    positions: int
-
-    def decoder(self, gamma: int, temperature: float) -> Decoder:
-        return Decoder(
-            target=self.pair.target.model,
-            draft=ModelDraft(self.pair.draft.model),
-            gamma=gamma,
-            max_length=self.lengths["targets"],
-            mode="greedy" if temperature == 0 else "sampled",
-            eos_id=self.pair.vocabulary.eos_id,
-            positions=self.positions,
-        )
-
-    def settings(self, batch: int, temperature: float) -> sampling.Sampling:
-        return sampling.make(
-            batch,
-            temperature=temperature,
-            top_k=self.top_k or None,
-            top_p=None if self.top_p == 1.0 else self.top_p,
-        )
-
-    def request(self, batch: data_batches.EvaluationBatch, temperature: float) -> Request:
-        request = pairs.make_request(
-            batch.inputs,
-            max_length=self.lengths["targets"],
-            settings=self.settings(len(batch.inputs), temperature),
-            seed=self.seed,
-            example_ids=np.maximum(batch.example_ids, 0),
-        )
-        # Rows that only fill up the batch have no budget: they end before they begin.
-        return dataclasses.replace(
-            request, budgets=request.budgets * np.asarray(batch.valid, np.int32)
-        )
-
-    def batches(self, split: str, count: int | None) -> list[data_batches.EvaluationBatch]:
-        found = list(
-            data_batches.evaluation_batches(
-                self.task,
-                split=split,
-                lengths=self.lengths,
-                batch_size=self.batch_size,
-                num_examples=count,
-                buckets=self.buckets,
-            )
-        )
-        if not found:
-            raise TaskError(f"the split {split!r} of {self.task.name} has no example")
-        return found
 
 
 def evaluate(
@@ -177,7 +111,7 @@ def evaluate(
     loaded = (target.load(), draft.load())
     vocabulary = pairs.vocabularies.load(outputs.vocabulary_path(task))
     pairs.check_vocabulary(vocabulary, loaded)
-    bench = _Bench(
+    bench = Bench(
         pair=pairs.Pair(loaded[0], loaded[1], vocabulary),
         task=task,
         lengths=task_feature_lengths,
@@ -260,59 +194,8 @@ def _model_record(loaded: pairs.LoadedModel) -> records.Model:
     return records.Model(loaded.name, loaded.parameters, loaded.checkpoint)
 
 
-def _choose_gamma(bench: _Bench, temperature: float, gammas, validation, split: str):
-    """The fastest gamma on validation examples of one width, and the search behind it."""
-    if len(gammas) == 1:
-        return gammas[0], None
-    by_width: dict[int, list] = {}
-    for batch in validation:
-        by_width.setdefault(batch.inputs.shape[1], []).append(batch)
-    chosen = max(by_width.values(), key=len)
-    requests = [bench.request(batch, temperature) for batch in chosen]
-    points = []
-    with progress.bar(f"choose gamma at temperature {temperature:g}", len(gammas)) as bar:
-        for gamma in gammas:
-            decoder = bench.decoder(gamma, temperature)
-            measure.warm_up(decoder, bench.pair.weights, requests)
-            times = measure.repeats(decoder, bench.pair.weights, requests, 3)
-            emitted = sum(int(o.lengths.sum()) for o in times.speculative)
-            baseline_emitted = sum(int(o.lengths.sum()) for o in times.baseline)
-            per_token = float(np.median(times.speculative_s)) / max(emitted, 1)
-            baseline = float(np.median(times.baseline_s)) / max(baseline_emitted, 1)
-            points.append(records.GammaPoint(gamma, per_token * 1e3, baseline / per_token))
-            bar.advance(f"gamma {gamma}: {points[-1].speedup:.2f}x")
-    best = max(points, key=lambda point: point.speedup)
-    return best.gamma, records.GammaSearch(split, tuple(points))
-
-
-def _alpha(bench: _Bench, temperature: float, done: Sequence[outputs.Decoded]):
-    """alpha over the tokens that the target generated autoregressively, by example."""
-    values = []
-    mode = "greedy" if temperature == 0 else "sampled"
-    width = bench.lengths["inputs"]
-    for at in range(0, len(done), _SCORING_ROWS):
-        rows = done[at : at + _SCORING_ROWS]
-        inputs = np.zeros((_SCORING_ROWS, width), np.int32)
-        tokens = np.zeros((_SCORING_ROWS, bench.lengths["targets"]), np.int32)
-        for i, row in enumerate(rows):
-            inputs[i, : len(row.inputs)] = row.inputs
-            tokens[i, : len(row.baseline)] = row.baseline
-        overlap = scoring.acceptance(
-            bench.pair.target.model,
-            bench.pair.draft.model,
-            bench.pair.weights,
-            inputs,
-            tokens,
-            bench.settings(_SCORING_ROWS, temperature),
-            mode=mode,
-        )
-        overlap = np.asarray(overlap, np.float64)
-        values += [overlap[i, : len(row.baseline)] for i, row in enumerate(rows)]
-    return estimation.mean_by_example([v for v in values if len(v)], bench.seed)
-
-
 def _evaluate_setting(
-    bench: _Bench,
+    bench: Bench,
     temperature: float,
     *,
     split: str,
@@ -326,7 +209,7 @@ def _evaluate_setting(
     output_dir: str,
 ) -> records.Setting:
     pair = bench.pair
-    gamma, search = _choose_gamma(bench, temperature, gammas, validation, validation_split)
+    gamma, search = choose_gamma(bench, temperature, gammas, validation, validation_split)
     decoder = bench.decoder(gamma, temperature)
     requests = [bench.request(batch, temperature) for batch in test]
     compile_s = measure.warm_up(decoder, pair.weights, requests)
@@ -334,7 +217,7 @@ def _evaluate_setting(
     with progress.bar(title, repeats * len(requests)) as bar:
         times = measure.repeats(decoder, pair.weights, requests, repeats, bar.advance)
     done = outputs.collect(test, times, pair.vocabulary)
-    alpha = _alpha(bench, temperature, done)
+    alpha = alpha_of(bench, temperature, done)
     widths = [r.inputs.shape[1] for r in requests]
     typical = requests[widths.index(max(set(widths), key=widths.count))]
     part = measure.parts(decoder, pair.weights, typical)
@@ -351,7 +234,7 @@ def _evaluate_setting(
     draft_s, verify_s = runs * part.propose, runs * part.verify
     emitted_baseline = sum(int(o.lengths.sum()) for o in times.baseline)
     config = pair.target.model.config
-    step_bytes = bytes_per_step(config, np.dtype(np.float32).itemsize)
+    step_bytes = bytes_per_step(config, jnp.dtype(config.dtype).itemsize, logits_itemsize=4)
     verify_ratio = part.verify / part.step
     # A step of the baseline in its own loop: all of it that is not encoders.
     loop_step_s = (baseline_s - float(np.median(times.baseline_encoder_s))) / outputs.totals(

@@ -88,6 +88,10 @@ def train(
 
     Returns:
       The last logged metrics.
+
+    Raises:
+      ConfigError: no stages, or the loss is NaN (nothing is exported then).
+      KeyboardInterrupt: SIGTERM or SIGINT came; the state was saved, and the exit code is 130.
     """
     if not stages or any(stage.steps < 1 for stage in stages):
         raise ConfigError("train.stages", expected="one stage or more, each of 1 step or more")
@@ -138,13 +142,15 @@ def train(
             checkpoint_every_s=checkpoint_every_s,
             report=report,
         )
-    step = int(state.step)
     if last:
         figures.loss_curve(f"{model_dir}/train_metrics.jsonl", f"{model_dir}/loss.png")
-    if step == total:
-        t5x_checkpoints.write(
-            epath.Path(model_dir), state.params, step, dtype=export_dtype, overwrite=True
-        )
     if any(math.isnan(v) for v in last.values()):
         raise ConfigError("train diverged", found="NaN loss", mend="Lower the learning rate")
+    step = int(state.step)
+    if step < total:
+        # Asked to stop, and saved: what follows this run in a script must not go on without it.
+        raise KeyboardInterrupt(f"stopped after step {step} of {total}; the same command goes on")
+    t5x_checkpoints.write(
+        epath.Path(model_dir), state.params, step, dtype=export_dtype, overwrite=True
+    )
     return last

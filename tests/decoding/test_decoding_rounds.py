@@ -127,6 +127,16 @@ def test_budgets_are_kept_to_the_token_and_zero_emits_nothing():
 # --------------------------------------------------------------------------------- statistics
 
 
+def test_a_budget_above_the_longest_output_is_bounded_by_it():
+    """The caches end there: beyond it a write would be moved back over valid positions."""
+    decoder = table_decoder(eos_id=None)
+    weights = table_weights()
+    wanted = loop.decode(decoder, weights, table_request(9))
+    got = loop.decode(decoder, weights, table_request([9, 10, 11, 12, 13, 20, 100, 1000]))
+    assert_same_rows(got, wanted)
+    assert (got.lengths == 9).all()
+
+
 def test_counts_keep_their_laws():
     budgets = np.asarray([9, 1, 2, 9, 5, 0, 9, 7])
     reasons, on_draft = [], []

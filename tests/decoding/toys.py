@@ -10,18 +10,9 @@ from speculative.decoding.round import Decoder, Request
 from speculative.drafts.model import ModelDraft
 from speculative.models.config import T5Config, parameter_shapes
 from speculative.models.language_model import T5LanguageModel
+from tests import tiny
 
-CONFIG = T5Config(
-    vocab_size=32,
-    emb_dim=16,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=2,
-    head_dim=8,
-    mlp_dim=24,
-    mlp_activations=("gelu", "linear"),
-    dropout_rate=0.0,
-)
+CONFIG = tiny.config(vocab_size=32, num_decoder_layers=2)
 TARGET = T5LanguageModel(CONFIG, layout="plain")
 DRAFT = T5LanguageModel(CONFIG.replace(num_decoder_layers=1), layout="plain")
 

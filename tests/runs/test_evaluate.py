@@ -21,21 +21,11 @@ from speculative import main as main_module
 from speculative import records
 from speculative.checkpoints import t5x
 from speculative.data import vocabulary as vocabularies
-from speculative.models.config import T5Config
-from tests import helpers_tfds
+from tests import helpers_tfds, tiny
 from tests.decoding import toys
 
 ROOT = pathlib.Path(main_module.__file__).resolve().parent.parent
-CONFIG = T5Config(
-    vocab_size=4096,
-    emb_dim=16,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    head_dim=8,
-    mlp_dim=24,
-    mlp_activations=("gelu", "linear"),
-)
+CONFIG = tiny.config(dropout_rate=0.1)
 DRAFT = CONFIG.replace(mlp_dim=16)
 # As T5X's examples have it, a line of T5X's own imports included.
 MODEL_GIN = """

@@ -13,8 +13,9 @@ import pytest
 from speculative import main as main_module
 from speculative import pair as pairs
 from speculative.checkpoints import t5x
-from speculative.models.config import T5Config, parameter_count
+from speculative.models.config import parameter_count
 from speculative.runs import progress
+from tests import tiny
 
 RUN_GIN = """
 from __gin__ import dynamic_registration
@@ -61,16 +62,7 @@ verses/train.Stage:
   buckets = None
 """
 STEPS, STOP_AT = 5, 3
-CONFIG = T5Config(
-    vocab_size=4096,
-    emb_dim=16,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    head_dim=8,
-    mlp_dim=16,
-    mlp_activations=("gelu", "linear"),
-)
+CONFIG = tiny.config(mlp_dim=16, dropout_rate=0.1)
 
 
 class Folder:
@@ -122,7 +114,7 @@ def trained(tmp_path_factory, small_shuffle):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(progress.Bar, "update", update_and_stop)
-        folder.train("stopped")
+        assert folder.train("stopped") == 130
     folder.interrupted = (folder.lines("stopped"), folder.checkpoints("stopped"))
     assert folder.train("stopped") == 0
     return folder
@@ -168,6 +160,13 @@ def test_a_finished_run_has_nothing_left_to_do(trained):
     assert trained.train("whole") == 0
     assert trained.lines("whole") == before
     assert trained.checkpoints("whole") == [f"checkpoint_{STEPS}"]
+
+
+def test_a_diverged_run_exports_nothing(tmp_path, capsys):
+    folder = Folder(tmp_path)
+    assert folder.train("out", "--gin.adafactor.learning_rate=1e38") == 2
+    assert "error: train diverged; found NaN loss." in capsys.readouterr().err
+    assert folder.checkpoints("out") == []
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,10 @@ import jax
 import numpy as np
 import pytest
 
-from speculative.models.config import T5Config
 from speculative.training import optimizers, trainer
+from tests import tiny
 
-CONFIG = T5Config(
-    vocab_size=16,
-    emb_dim=8,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    head_dim=4,
-    mlp_dim=16,
-    mlp_activations=("gelu", "linear"),
-    dropout_rate=0.1,
-)
+CONFIG = tiny.config(vocab_size=16, emb_dim=8, head_dim=4, mlp_dim=16, dropout_rate=0.1)
 STEPS = 20
 
 

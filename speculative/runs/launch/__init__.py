@@ -17,16 +17,12 @@ from etils import epath
 
 from speculative.errors import ConfigError, UserError
 from speculative.files import write_text_atomic
-from speculative.runs.launch import checks
 from speculative.runs.launch.configuration import Configuration
 from speculative.runs.launch.gin_files import import_module
 from speculative.runs.launch.tensorflow_guard import hide_accelerators_from_tensorflow
 
 OUTPUT_ARGUMENTS = ("output_dir", "model_dir")
 """What run functions call the folder that they write; T5X's training has the second name."""
-
-CONFIGURATION_ARGUMENT = "config_text"
-"""What run functions call the operative configuration, if they want to have it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +64,7 @@ def launch(request: Request) -> None:
 
     `config.gin` goes to the run function's argument `output_dir` (or `model_dir`), if it has one,
     before the run starts; on many hosts only the first process writes it. A dry run prints it
-    instead. A run function with an argument `config_text` is given the same text.
+    instead.
 
     Raises:
       ConfigError: anything in the flags or gin files that cannot be meant.
@@ -94,8 +90,6 @@ def launch(request: Request) -> None:
         return
     _prepare_seqio(request)
     arguments = gin.get_bindings(function)
-    if CONFIGURATION_ARGUMENT in checks.argument_names(function):
-        arguments[CONFIGURATION_ARGUMENT] = text
     with _written(output_dir, text) if output_dir and first else contextlib.nullcontext():
         function(**arguments)
 
@@ -184,6 +178,8 @@ def _prepare_seqio(request: Request) -> None:
     import seqio
 
     if request.tfds_data_dir:
-        seqio.set_tfds_data_dir_override(request.tfds_data_dir)
+        from speculative.data import tasks
+
+        tasks.set_tfds_data_dir(request.tfds_data_dir)
     if request.cache_dirs:
         seqio.add_global_cache_dirs(list(request.cache_dirs))
