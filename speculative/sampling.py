@@ -135,7 +135,18 @@ def adjusted_logits(logits: jax.Array, settings: Sampling) -> jax.Array:
 
 def argmax(logits: Float[Array, "B *rest V"], settings: Sampling) -> Int[Array, "B *rest"]:
     """The token of temperature 0: top-k, top-p and min-p always keep it."""
-    return jnp.argmax(adjusted_logits(logits, settings), axis=-1).astype(jnp.int32)
+    return first_largest(adjusted_logits(logits, settings))
+
+
+def first_largest(x: Float[Array, "*rest V"]) -> Int[Array, "*rest"]:
+    """`jnp.argmax` over V, as two reductions, which XLA vectorises on CPU and argmax not.
+
+    A row that holds NaN gets V - 1.
+    """
+    last = x.shape[-1] - 1
+    places = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
+    is_largest = x == jnp.max(x, axis=-1, keepdims=True)
+    return jnp.min(jnp.where(is_largest, places, last), axis=-1)
 
 
 def standardise(
@@ -172,7 +183,7 @@ def standardise(
         scaled = jnp.where(scaled >= floor, scaled, -jnp.inf)
     law = jax.nn.softmax(scaled, axis=-1)
     if mode == "mixed":
-        one_hot = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=law.dtype)
+        one_hot = jax.nn.one_hot(first_largest(logits), logits.shape[-1], dtype=law.dtype)
         law = jnp.where(zero, one_hot, law)
     return law
 

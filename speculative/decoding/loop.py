@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from speculative import compiling
 from speculative.decoding import statistics as stats
 from speculative.decoding.round import (
     ENDED_BY_BUDGET,
@@ -48,7 +49,7 @@ class Output:
     statistics: stats.Statistics
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(compiling.jit, static_argnums=0)
 def start(decoder: Decoder, weights, request: Request) -> DecodeState:
     """Encoders, cross-attention keys and values, empty caches: everything before the first round.
 
@@ -72,7 +73,7 @@ def start(decoder: Decoder, weights, request: Request) -> DecodeState:
     )
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=3)
+@partial(compiling.jit, static_argnums=0, donate_argnums=3)
 def run(decoder: Decoder, weights, request: Request, state: DecodeState) -> DecodeState:
     """Rounds until every row has ended. The state is donated: use the one that is returned."""
     return lax.while_loop(
@@ -82,7 +83,7 @@ def run(decoder: Decoder, weights, request: Request, state: DecodeState) -> Deco
     )
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=3)
+@partial(compiling.jit, static_argnums=0, donate_argnums=3)
 def step(
     decoder: Decoder, weights, request: Request, state: DecodeState
 ) -> tuple[DecodeState, RoundRecord]:

@@ -10,28 +10,33 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 
-def allocate(batch: int, heads: int, length: int, head_dim: int, dtype) -> jax.Array:
-    """An empty cache [batch, heads, length, head_dim]."""
-    return jnp.zeros((batch, heads, length, head_dim), dtype)
+def allocate(batch: int, heads: int, length: int, head_dim: int, dtype):
+    """Empty caches: keys [batch, heads, length, head_dim], values [batch, heads, head_dim, length].
+
+    (`attention` says why they differ.)
+    """
+    keys = jnp.zeros((batch, heads, length, head_dim), dtype)
+    return keys, jnp.zeros((batch, heads, head_dim, length), dtype)
 
 
-def write(
-    cache: Float[Array, "B H T D"], block: Float[Array, "B H M D"], starts: Int[Array, "B"]
-) -> Float[Array, "B H T D"]:
+def write(cache: jax.Array, block: jax.Array, starts: Int[Array, "B"], axis: int) -> jax.Array:
     """Row b's positions starts[b] .. starts[b]+M-1 become `block[b]`.
 
-    The caller allocates room for the last block: `dynamic_update_slice` would move a block that
-    does not fit, without a word.
+    Args:
+      cache: keys [B, H, T, D] or values [B, H, D, T].
+      block: the same with M in the place of T. The caller allocates room for the last block:
+        `dynamic_update_slice` would move a block that does not fit, without a word.
+      starts: first position to write, for each row.
+      axis: where the positions are: 2 or 3.
     """
-    zero = jnp.zeros((), starts.dtype)
     if cache.shape[0] == 1:
         # One row needs no scatter; XLA updates the loop's buffer in place.
-        return lax.dynamic_update_slice(cache, block, (zero, zero, starts[0], zero))
+        return lax.dynamic_update_slice_in_dim(cache, block, starts[0], axis)
     return jax.vmap(
-        lambda row, new, start: lax.dynamic_update_slice(row, new, (zero, start, zero))
+        lambda row, new, start: lax.dynamic_update_slice_in_dim(row, new, start, axis - 1)
     )(cache, block, starts)
 
 

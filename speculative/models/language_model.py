@@ -30,8 +30,8 @@ class T5State:
     """What decoding has to remember.
 
     Attributes:
-      keys, values: per decoder layer, self-attention cache [B, H, T, D].
-      cross: per decoder layer, (keys, values) of the encoder's output [B, H, S, D].
+      keys, values: per decoder layer, self-attention cache, [B, H, T, D] and [B, H, D, T].
+      cross: per decoder layer, (keys [B, H, S, D], values [B, H, D, S]) of the encoder's output.
       cross_mask: [B, 1, 1, S], True where the input is not padding.
       lengths: [B] int32, positions written and valid.
     """
@@ -85,15 +85,12 @@ class T5LanguageModel:
         encoded = t5.encode(weights, config, inputs)
         layers = weights["decoder"]["layers"]
         cross = tuple(t5.cross_keys_values(layer, config, encoded) for layer in layers)
-        empty = tuple(
-            kv_cache.allocate(
-                batch, config.num_heads, max_length, config.head_dim, jnp.dtype(config.dtype)
-            )
-            for _ in layers
+        keys, values = kv_cache.allocate(
+            batch, config.num_heads, max_length, config.head_dim, jnp.dtype(config.dtype)
         )
         state = T5State(
-            keys=empty,
-            values=empty,
+            keys=(keys,) * len(layers),
+            values=(values,) * len(layers),
             cross=cross,
             cross_mask=(inputs > 0)[:, None, None, :],
             lengths=jnp.zeros((batch,), jnp.int32),
@@ -137,8 +134,8 @@ class T5LanguageModel:
         for i, layer in enumerate(stack["layers"]):
 
             def store(key, value, i=i):
-                keys.append(kv_cache.write(state.keys[i], key, state.lengths))
-                values.append(kv_cache.write(state.values[i], value, state.lengths))
+                keys.append(kv_cache.write(state.keys[i], key, state.lengths, axis=2))
+                values.append(kv_cache.write(state.values[i], value, state.lengths, axis=3))
                 return keys[-1], values[-1]
 
             x = t5.decoder_layer(

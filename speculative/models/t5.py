@@ -75,6 +75,19 @@ def embed(weights, tokens: Int[Array, "B M"], dropout: Dropout | None = None) ->
     return _drop(dropout, weights["embedding"].at[tokens].get(mode="clip"))
 
 
+def self_heads(layer, config: T5Config, x: Float[Array, "B M E"]):
+    """Query [B, H, M, D], key [B, H, M, D] and value [B, H, D, M] of a self-attention block."""
+    query, key, value = matmul_split(
+        rms_norm(x, layer["attention_norm"]), layer["attention"]["qkv"]
+    )
+    heads = config.num_heads
+    return (
+        attention.split_heads(query, heads),
+        attention.split_heads(key, heads),
+        attention.split_values(value, heads),
+    )
+
+
 def encode(
     weights, config: T5Config, inputs: Int[Array, "B S"], dropout: Dropout | None = None
 ) -> Float[Array, "B S E"]:
@@ -85,14 +98,11 @@ def encode(
     mask = (real[:, None, :, None]) & (real[:, None, None, :])
     x = embed(weights, inputs, dropout)
     for layer in stack["layers"]:
-        heads = [
-            attention.split_heads(part, config.num_heads)
-            for part in matmul_split(
-                rms_norm(x, layer["attention_norm"]), layer["attention"]["qkv"]
-            )
-        ]
+        query, key, value = self_heads(layer, config, x)
         attended = attention.attend(
-            *heads,
+            query,
+            key,
+            value,
             bias,
             mask,
             float32_logits=config.float32_attention_logits,
@@ -108,11 +118,10 @@ def encode(
 def cross_keys_values(
     layer, config: T5Config, encoded: Float[Array, "B S E"]
 ) -> tuple[jax.Array, jax.Array]:
-    """A decoder layer's cross-attention keys and values [B, H, S, D]: computed once, then kept."""
+    """A decoder layer's cross-attention keys [B, H, S, D] and values [B, H, D, S], kept."""
     key, value = matmul_split(encoded, layer["cross"]["kv"])
-    return attention.split_heads(key, config.num_heads), attention.split_heads(
-        value, config.num_heads
-    )
+    heads = config.num_heads
+    return attention.split_heads(key, heads), attention.split_values(value, heads)
 
 
 def decoder_layer(
@@ -129,16 +138,13 @@ def decoder_layer(
     """One decoder block.
 
     Args:
-      store: from the new positions' (key, value) [B, H, M, D] to all that may be attended to
-        [B, H, T, D]: the identity for teacher forcing, a cache write for decoding.
+      store: from the new positions' (key, value), [B, H, M, D] and [B, H, D, M], to all that may
+        be attended to, with T for M: the identity for teacher forcing, a cache write for decoding.
       self_bias, self_mask: broadcast to [B, H, M, T].
       cross: keys and values of the encoder's output; cross_mask broadcasts to [B, H, M, S].
     """
     wide = config.float32_attention_logits
-    query, key, value = (
-        attention.split_heads(part, config.num_heads)
-        for part in matmul_split(rms_norm(x, layer["attention_norm"]), layer["attention"]["qkv"])
-    )
+    query, key, value = self_heads(layer, config, x)
     attended = attention.attend(
         query,
         *store(key, value),

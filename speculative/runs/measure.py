@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from speculative import sampling
+from speculative import compiling, sampling
 from speculative.decoding import loop
 from speculative.decoding import round as rounds
 from speculative.decoding.autoregressive import autoregressive
@@ -105,7 +105,7 @@ def repeats(
 _WITHIN = 8
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=3)
+@partial(compiling.jit, static_argnums=0, donate_argnums=3)
 def _propose(decoder: Decoder, weights, request: Request, draft_state, state: DecodeState):
     """All gamma draft steps on the real state, `_WITHIN` times; the state comes back as it was."""
     keys = None
@@ -124,7 +124,7 @@ def _propose(decoder: Decoder, weights, request: Request, draft_state, state: De
     return last, draft_state
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
+@partial(compiling.jit, static_argnums=0, donate_argnums=2)
 def _extend(decoder: Decoder, weights, target_state, tokens):
     """A target run over the given positions, `_WITHIN` times; the state comes back as it was."""
     lengths = target_state.lengths
@@ -133,7 +133,7 @@ def _extend(decoder: Decoder, weights, target_state, tokens):
         target_state, tokens = carry
         logits, after = decoder.target.extend(weights["target"], target_state, tokens)
         # What comes out goes in: no run can be moved out of the loop.
-        best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        best = sampling.first_largest(logits)
         return decoder.target.truncate(after, lengths), best
 
     target_state, tokens = lax.fori_loop(0, _WITHIN, once, (target_state, tokens))
