@@ -139,7 +139,8 @@ class Memory:
 
     Attributes:
       bandwidth_gb_s: measured read bandwidth, 1e9 bytes per second.
-      baseline_share: of that bandwidth, what an autoregressive step reaches.
+      baseline_share: of that bandwidth, what an autoregressive step reaches; above 1 where a cache
+        holds the weights.
       bytes_per_target_step: weights that a target step reads.
     """
 

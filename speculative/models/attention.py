@@ -1,7 +1,7 @@
 """Attention and T5's relative position bias, on explicit positions and masks.
 
-Dimensions: B batch, M query positions, T key positions, H heads, D head_dim. Values are [B, H, D, T]
-throughout, keys [B, H, T, D]: either has side by side what one sum runs over.
+Dimensions: B batch, M query positions, T key positions, H heads, D head_dim. Keys are [B, H, T, D]
+throughout, values [B, H, D, T]: either has side by side what one sum runs over.
 """
 
 from __future__ import annotations
@@ -119,9 +119,7 @@ def _sums(few: Float[Array, "B H M N"], many: Float[Array, "B H L N"], axis: int
         terms += [heads[:, :, m, None, :] * others for m in range(few.shape[2])]
     sums = compiling.sums(terms)
     rows = few.shape[2]
-    return jnp.stack(
-        [jnp.concatenate(sums[m::rows], axis=1) for m in range(rows)], axis=axis
-    )
+    return jnp.stack([jnp.concatenate(sums[m::rows], axis=1) for m in range(rows)], axis=axis)
 
 
 def split_heads(x: Float[Array, "B M HD"], num_heads: int) -> Float[Array, "B H M D"]:

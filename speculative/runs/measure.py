@@ -20,6 +20,7 @@ from speculative.decoding import loop
 from speculative.decoding import round as rounds
 from speculative.decoding.autoregressive import autoregressive
 from speculative.decoding.round import Decoder, DecodeState, Request
+from speculative.models.weights import Transposed, matmul
 
 
 def timed(function, *arguments):
@@ -182,15 +183,17 @@ def parts(decoder: Decoder, weights, request: Request, count: int = 20) -> Parts
 
 
 def read_bandwidth(megabytes: int = 256, count: int = 7) -> float:
-    """Bytes per second at which this device reads memory: the best of a sum and a
-    matrix-vector product over `megabytes` that no cache holds."""
-    side = int((megabytes * 1e6 / 4) ** 0.5)
+    """Bytes per second at which this device reads memory: the best of a sum, a matrix-vector
+    product, and the decoder's own kind of product over `megabytes` that no cache holds."""
+    side = int((megabytes * 1e6 / 4) ** 0.5) // 4 * 4
     matrix = jnp.ones((side, side), jnp.float32)
     vector = jnp.ones((side,), jnp.float32)
+    one = jnp.ones((), jnp.float32)
     rates = []
     for function, arguments in (
         (jax.jit(jnp.sum), (matrix,)),
         (jax.jit(jnp.dot), (matrix, vector)),
+        (compiling.jit(matmul), (vector[None], Transposed(matrix, one, (side,)))),
     ):
         jax.block_until_ready(function(*arguments))
         seconds = [timed(function, *arguments)[1] for _ in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -9,27 +10,31 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative import testing
+from speculative import compiling, testing
 from speculative.models import kv_cache, t5
 from tests.decoding import toys
 
-MODELS = {"t5": toys.TARGET, "table": testing.TableLanguageModel(32, 8)}
+MODELS = {
+    "t5": toys.TARGET,
+    "t5 transposed": dataclasses.replace(toys.TARGET, layout="transposed"),
+    "table": testing.TableLanguageModel(32, 8),
+}
 ROWS, SPACE = 4, 16
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(compiling.jit, static_argnums=0)
 def extend(model, weights, state, tokens):
     return model.extend(weights, state, tokens)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(compiling.jit, static_argnums=0)
 def prefill(model, weights, inputs):
     return model.prefill(weights, inputs, None, SPACE)
 
 
 def weights_of(name):
-    if name == "t5":
-        return toys.pair_weights(3)["target"]
+    if name != "table":
+        return MODELS[name].prepare(toys.random_tree(toys.CONFIG, 3))
     return testing.random_tables(MODELS[name], 3)
 
 

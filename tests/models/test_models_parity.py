@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from speculative import compiling
 from speculative.models import t5
 from speculative.models.language_model import T5LanguageModel
 from speculative.models.weights import LAYOUTS, prepare
@@ -19,12 +20,11 @@ teacher_forced = jax.jit(t5.teacher_forced, static_argnums=1)
 encode = jax.jit(t5.encode, static_argnums=1)
 
 
-@partial(jax.jit, static_argnums=0)
 def extend(model, weights, state, tokens):
     return model.extend(weights, state, tokens)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(compiling.jit, static_argnums=0)
 def prefill(model, weights, inputs):
     return model.prefill(weights, inputs, None, 13)
 
@@ -61,7 +61,10 @@ def test_encoder_output():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", FLOAT32)
-def test_cached_logits_one_by_one_and_in_blocks(case, layout):
+@pytest.mark.parametrize("jit", [compiling.jit, jax.jit])
+def test_cached_logits_one_by_one_and_in_blocks(jit, case, layout):
+    """As the drivers compile it, and as a user would."""
+    step = jit(extend, static_argnums=0)
     config, tree, outputs = references.load(case)
     model = T5LanguageModel(config, layout=layout)
     weights = model.prepare(tree)
@@ -70,7 +73,7 @@ def test_cached_logits_one_by_one_and_in_blocks(case, layout):
     for width in (1, 4):
         state, logits = start, []
         for at in range(0, fed.shape[1], width):
-            block, state = extend(model, weights, state, fed[:, at : at + width])
+            block, state = step(model, weights, state, fed[:, at : at + width])
             logits.append(block)
         assert logits[0].dtype == jnp.float32
         np.testing.assert_allclose(
