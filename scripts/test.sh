@@ -15,6 +15,10 @@ PATH="$(dirname "$SPECULATIVE_PYTHON"):$PATH"
 cd "$root"
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 export XLA_FLAGS="--xla_force_host_platform_device_count=4 ${XLA_FLAGS:-}"
+# Many tests compile the same programs, in several processes.
+JAX_COMPILATION_CACHE_DIR="$(mktemp -d)"
+trap 'rm -rf "$JAX_COMPILATION_CACHE_DIR"' EXIT
+export JAX_COMPILATION_CACHE_DIR JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.3
 export TF_CPP_MIN_LOG_LEVEL="${TF_CPP_MIN_LOG_LEVEL:-2}"
 
 failed=()
@@ -29,7 +33,7 @@ check "ruff check" ruff check --quiet .
 check "ruff format" ruff format --check --quiet .
 check "import-linter" lint-imports --no-logo
 check "pyrefly" pyrefly check
-check "pytest" python -m pytest -n "${WORKERS:-auto}" --maxprocesses 4 "$@"
+check "pytest" python -m pytest -n "${WORKERS:-auto}" --maxprocesses 4 --dist loadfile "$@"
 
 if ((${#failed[@]})); then
   printf 'failed: %s\n' "${failed[@]}" >&2

@@ -56,11 +56,12 @@ def transposed(outputs, width, dtype, seed=0):
 product = compiling.jit(matmul)
 
 
-@pytest.mark.parametrize("outputs", [1, 6, 7, 12])
+@pytest.mark.parametrize("outputs", [1, 126, 127, 128])
 @pytest.mark.parametrize("rows", [1, 2, 4, 7, 8, 12, 16, 17])
 def test_products_of_few_rows(rows, outputs):
-    matrix = transposed(outputs, 40, jnp.float32)
-    x = np.random.default_rng(1).normal(size=(1, rows, 40)).astype(np.float32)
+    """With outputs that parts divide and that they do not, and a matrix that is too small."""
+    matrix = transposed(outputs, 72, jnp.float32)
+    x = np.random.default_rng(1).normal(size=(1, rows, 72)).astype(np.float32)
     wanted = x.astype(np.float64) @ np.asarray(matrix.kernel, np.float64).T
     got = product(jnp.asarray(x), matrix)
     assert got.shape == (1, rows, outputs)

@@ -26,8 +26,10 @@ from speculative.models.config import T5Config, mlp_input_names
 from speculative.types import Leaf, wide_dtype
 
 LAYOUTS = ("plain", "transposed")
-# Up to here a product is a reduction; beyond, it has the arithmetic that a matrix library is for.
+# Up to so many rows a product is a reduction; beyond, it has the arithmetic that a library is for.
+# Small matrices are left to the library too: XLA would unroll whole loops, and compile for long.
 _FEW_ROWS = 16
+_SMALL = 4096
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["kernel"], meta_fields=["sizes"])

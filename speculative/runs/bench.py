@@ -13,6 +13,7 @@ from speculative import records, sampling
 from speculative.analysis import estimation
 from speculative.data import batches as data_batches
 from speculative.decoding import scoring
+from speculative.decoding.autoregressive import autoregressive
 from speculative.decoding.round import Decoder, Request
 from speculative.drafts.model import ModelDraft
 from speculative.errors import TaskError
@@ -20,6 +21,8 @@ from speculative.runs import measure, outputs, progress
 
 # Rows of a teacher-forced pass: its logits are [rows, targets, vocabulary].
 _SCORING_ROWS = 16
+# Interleaved repeats behind the choice of gamma.
+_SEARCH_REPEATS = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,20 +100,28 @@ def choose_gamma(bench: Bench, temperature: float, gammas, validation, split: st
         by_width.setdefault(batch.inputs.shape[1], []).append(batch)
     chosen = max(by_width.values(), key=len)
     requests = [bench.request(batch, temperature) for batch in chosen]
-    points = []
-    with progress.bar(f"choose gamma at temperature {temperature:g}", len(gammas)) as bar:
-        for gamma in gammas:
-            decoder = bench.decoder(gamma, temperature)
-            measure.warm_up(decoder, bench.pair.weights, requests)
-            times = measure.repeats(decoder, bench.pair.weights, requests, 3)
-            emitted = sum(int(o.lengths.sum()) for o in times.speculative)
-            baseline_emitted = sum(int(o.lengths.sum()) for o in times.baseline)
-            per_token = float(np.median(times.speculative_s)) / max(emitted, 1)
-            baseline = float(np.median(times.baseline_s)) / max(baseline_emitted, 1)
-            points.append(records.GammaPoint(gamma, per_token * 1e3, baseline / per_token))
-            bar.advance(f"gamma {gamma}: {points[-1].speedup:.2f}x")
+    fast = [bench.decoder(gamma, temperature) for gamma in gammas]
+    decoders = [autoregressive(fast[0]), *fast]
+    title = f"choose gamma at temperature {temperature:g}"
+    with progress.bar(title, 1 + _SEARCH_REPEATS * len(requests)) as bar:
+        measure.warm_up(decoders, bench.pair.weights, requests)
+        bar.advance()
+        times = measure.interleaved(
+            decoders, bench.pair.weights, requests, _SEARCH_REPEATS, bar.advance
+        )
+    baseline, *per_token = (_seconds_per_token(decoded) for decoded in times)
+    points = [
+        records.GammaPoint(gamma, seconds * 1e3, baseline / seconds)
+        for gamma, seconds in zip(gammas, per_token, strict=True)
+    ]
     best = max(points, key=lambda point: point.speedup)
     return best.gamma, records.GammaSearch(split, tuple(points))
+
+
+def _seconds_per_token(decoded: Sequence[Sequence[measure.Decoded]]) -> float:
+    """Median over repeats, encoders included."""
+    emitted = sum(int(one.output.lengths.sum()) for one in decoded[0])
+    return float(np.median([measure.total_s(repeat) for repeat in decoded])) / max(emitted, 1)
 
 
 def alpha_of(bench: Bench, temperature: float, done: Sequence[outputs.Decoded]):

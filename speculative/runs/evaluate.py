@@ -23,6 +23,7 @@ from speculative import pair as pairs
 from speculative import records
 from speculative.analysis import estimation
 from speculative.data import tasks
+from speculative.decoding.autoregressive import autoregressive
 from speculative.decoding.round import ENDED_BY_EOS
 from speculative.errors import ConfigError
 from speculative.models.config import T5Config
@@ -212,7 +213,7 @@ def _evaluate_setting(
     gamma, search = choose_gamma(bench, temperature, gammas, validation, validation_split)
     decoder = bench.decoder(gamma, temperature)
     requests = [bench.request(batch, temperature) for batch in test]
-    compile_s = measure.warm_up(decoder, pair.weights, requests)
+    compile_s = measure.warm_up((autoregressive(decoder), decoder), pair.weights, requests)
     title = f"decode at temperature {temperature:g}, gamma {gamma}"
     with progress.bar(title, repeats * len(requests)) as bar:
         times = measure.repeats(decoder, pair.weights, requests, repeats, bar.advance)

@@ -64,42 +64,56 @@ class Repeats:
     speculative: list[loop.Output]
 
 
-def warm_up(decoder: Decoder, weights, requests: Sequence[Request]) -> float:
-    """Compile `decoder` and its baseline for every shape among the requests; seconds it took."""
+def warm_up(decoders: Sequence[Decoder], weights, requests: Sequence[Request]) -> float:
+    """Compile the decoders for every shape among the requests; seconds it took."""
     begun = time.perf_counter()
     for request in {r.inputs.shape: r for r in requests}.values():
-        for one in (autoregressive(decoder), decoder):
-            loop.decode(one, weights, request)
+        for decoder in decoders:
+            loop.decode(decoder, weights, request)
     return time.perf_counter() - begun
+
+
+def interleaved(
+    decoders: Sequence[Decoder],
+    weights,
+    requests: Sequence[Request],
+    count: int,
+    after_each=lambda: None,
+) -> list[list[list[Decoded]]]:
+    """Decode every request with every decoder, `count` times: [decoder][repeat][request].
+
+    Which decoder goes first changes from request to request and from repeat to repeat, so that none
+    has the warmer cache and a slow minute of the machine falls on all.
+    """
+    results = [[[] for _ in range(count)] for _ in decoders]
+    for repeat in range(count):
+        for i, request in enumerate(requests):
+            for turn in range(len(decoders)):
+                at = (i + repeat + turn) % len(decoders)
+                results[at][repeat].append(decode_timed(decoders[at], weights, request))
+            after_each()
+    return results
+
+
+def total_s(decoded: Sequence[Decoded]) -> float:
+    """Seconds of these decodes, encoders included."""
+    return sum(one.start_s + one.run_s for one in decoded)
 
 
 def repeats(
     decoder: Decoder, weights, requests: Sequence[Request], count: int, after_each=lambda: None
 ) -> Repeats:
-    """Decode every request autoregressively and speculatively, `count` times.
-
-    Which of the two goes first alternates from request to request and from repeat to repeat, so
-    that neither has the warmer cache and a slow minute of the machine falls on both.
-    """
-    baseline = autoregressive(decoder)
-    result = Repeats([], [], [], [], [], [])
-    for repeat in range(count):
-        totals = np.zeros(4)
-        for i, request in enumerate(requests):
-            order = (baseline, decoder) if (i + repeat) % 2 == 0 else (decoder, baseline)
-            both = {one: decode_timed(one, weights, request) for one in order}
-            plain, fast = both[baseline], both[decoder]
-            plain_s, fast_s = plain.start_s + plain.run_s, fast.start_s + fast.run_s
-            totals += (plain_s, fast_s, fast.start_s, plain.start_s)
-            if repeat == 0:
-                result.baseline.append(plain.output)
-                result.speculative.append(fast.output)
-            after_each()
-        result.baseline_s.append(float(totals[0]))
-        result.speculative_s.append(float(totals[1]))
-        result.encoder_s.append(float(totals[2]))
-        result.baseline_encoder_s.append(float(totals[3]))
-    return result
+    """Decode every request autoregressively and speculatively, `count` times, interleaved."""
+    both = (autoregressive(decoder), decoder)
+    baseline, speculative = interleaved(both, weights, requests, count, after_each)
+    return Repeats(
+        baseline_s=[total_s(repeat) for repeat in baseline],
+        speculative_s=[total_s(repeat) for repeat in speculative],
+        encoder_s=[sum(one.start_s for one in repeat) for repeat in speculative],
+        baseline_encoder_s=[sum(one.start_s for one in repeat) for repeat in baseline],
+        baseline=[one.output for one in baseline[0]],
+        speculative=[one.output for one in speculative[0]],
+    )
 
 
 # A part is run this often within one call, so that the host's dispatch is no part of its time.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
+
+# Where there is no terminal: a line at most this often, unless it says something.
+_SECONDS_BETWEEN_LINES = 2.0
 
 
 def describe(metrics: Mapping[str, float]) -> str:
@@ -18,7 +22,7 @@ class Bar:
 
     def __init__(self, title: str, total: int):
         self._title, self._total, self._done = title, max(total, 1), 0
-        self._begun, self._first = time.monotonic(), None
+        self._first, self._printed = None, -math.inf
         self._rich = self._task = None
         if sys.stderr.isatty():
             from rich.console import Console
@@ -35,6 +39,9 @@ class Bar:
             self._rich.update(self._task, completed=done, description=f"{self._title}  {note}")
             return
         now = time.monotonic()
+        if not note and done < self._total and now - self._printed < _SECONDS_BETWEEN_LINES:
+            return
+        self._printed = now
         if self._first is None:
             self._first = (done, now)
         rate = (done - self._first[0]) / max(now - self._first[1], 1e-9)

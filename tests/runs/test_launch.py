@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import types
 
 import pytest
 
@@ -349,11 +348,12 @@ def test_modes_without_a_module_are_not_offered(desk, monkeypatch):
 
 
 def test_seqio_folders_are_handed_over(desk, monkeypatch):
+    seqio = pytest.importorskip("seqio")
+    from speculative.data import tasks
+
     given = []
-    fake = types.SimpleNamespace(
-        set_tfds_data_dir_override=given.append, add_global_cache_dirs=given.append
-    )
-    monkeypatch.setitem(sys.modules, "seqio", fake)
+    monkeypatch.setattr(tasks, "set_tfds_data_dir", given.append)
+    monkeypatch.setattr(seqio, "add_global_cache_dirs", given.append)
     desk.call(*PLAIN, "--tfds_data_dir=a", "--seqio_additional_cache_dirs=b,c")
     assert given == ["a", ["b", "c"]]
 
