@@ -57,6 +57,7 @@ class Configuration:
         search_paths: Sequence[str] = (".",),
     ):
         gin.clear_config()
+        _forget_imports()
         self._function = function
         if gin_config._inverse_lookup(function) is None:
             gin.register(function, module=function.__module__)
@@ -292,6 +293,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_plain(v) for v in value)
     return value
+
+
+def _forget_imports() -> None:
+    """Take back what gin files before registered, under the names that those files gave it.
+
+    A class is registered once; a file that names it otherwise would not find it any more.
+    """
+    for selector, known in list(gin_config._REGISTRY.items()):
+        if known.import_source is not None:
+            gin_config._REGISTRY.pop(selector)
+            gin_config._INVERSE_REGISTRY.pop(known.wrapped, None)
 
 
 def _near(statement: Statement, said: str) -> str:
