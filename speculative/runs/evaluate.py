@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -161,6 +162,9 @@ def evaluate(
     return record
 
 
+# Samples of the round's parts, taken between the timed decodes.
+_PART_SAMPLES = 20
+
 _EXPECTED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "task_feature_lengths": (
         lambda v: set(v) == {"inputs", "targets"} and all(n >= 1 for n in v.values()),
@@ -214,14 +218,24 @@ def _evaluate_setting(
     decoder = bench.decoder(gamma, temperature)
     requests = [bench.request(batch, temperature) for batch in test]
     compile_s = measure.warm_up((autoregressive(decoder), decoder), pair.weights, requests)
-    title = f"decode at temperature {temperature:g}, gamma {gamma}"
-    with progress.bar(title, repeats * len(requests)) as bar:
-        times = measure.repeats(decoder, pair.weights, requests, repeats, bar.advance)
-    done = outputs.collect(test, times, pair.vocabulary)
-    alpha = alpha_of(bench, temperature, done)
     widths = [r.inputs.shape[1] for r in requests]
     typical = requests[widths.index(max(set(widths), key=widths.count))]
-    part = measure.parts(decoder, pair.weights, typical)
+    timer = measure.PartTimer(decoder, pair.weights, typical)
+    total = repeats * len(requests)
+    turns = itertools.count(1)
+    with progress.bar(f"decode at temperature {temperature:g}, gamma {gamma}", total) as bar:
+
+        def after_each():
+            bar.advance()
+            # As often as it takes to have all the samples at the end, and spread over the run.
+            turn = next(turns)
+            for _ in range(turn * _PART_SAMPLES // total - (turn - 1) * _PART_SAMPLES // total):
+                timer.sample()
+
+        times = measure.repeats(decoder, pair.weights, requests, repeats, after_each)
+    done = outputs.collect(test, times, pair.vocabulary)
+    alpha = alpha_of(bench, temperature, done)
+    part = timer.parts()
 
     counts = outputs.totals(times.speculative)
     speedup = estimation.ratio_of_medians(times.baseline_s, times.speculative_s, bench.seed)

@@ -167,33 +167,53 @@ class Parts:
     step_all: list[float]
 
 
-def parts(decoder: Decoder, weights, request: Request, count: int = 20) -> Parts:
-    """Time propose and extend alternately, each compiled by itself, on a state in mid-decode."""
-    state = loop.start(decoder, weights, request)
-    for _ in range(2):
-        state, _ = loop.step(decoder, weights, request, state)
-    batch = request.inputs.shape[0]
-    one = jnp.full((batch, 1), 5, jnp.int32)
-    block = jnp.full((batch, decoder.gamma + 1), 5, jnp.int32)
-    # Copies: the timed functions give their states back into the same buffers.
-    draft_state = jax.tree.map(jnp.copy, state.draft)
-    target_state = jax.tree.map(jnp.copy, state.target)
-    fixed: DecodeState = dataclasses.replace(state, draft=None)
-    times: dict[str, list[float]] = {"propose": [], "verify": [], "step": []}
-    for repeat in range(count + 1):
-        (_, draft_state), propose_s = timed(_propose, decoder, weights, request, draft_state, fixed)
-        (_, target_state), verify_s = timed(_extend, decoder, weights, target_state, block)
-        (_, target_state), step_s = timed(_extend, decoder, weights, target_state, one)
-        if repeat >= 1:  # the first one compiles
-            for name, value in (("propose", propose_s), ("verify", verify_s), ("step", step_s)):
-                times[name].append(value / _WITHIN)
-    return Parts(
-        propose=float(np.median(times["propose"])),
-        verify=float(np.median(times["verify"])),
-        step=float(np.median(times["step"])),
-        propose_all=times["propose"],
-        step_all=times["step"],
-    )
+class PartTimer:
+    """Times propose and extend, each compiled by itself, on a state in mid-decode.
+
+    `sample` is called now and then between the decodes that the parts are to explain, so that both
+    see the same machine.
+    """
+
+    def __init__(self, decoder: Decoder, weights, request: Request):
+        state = loop.start(decoder, weights, request)
+        for _ in range(2):
+            state, _ = loop.step(decoder, weights, request, state)
+        batch = request.inputs.shape[0]
+        self._one = jnp.full((batch, 1), 5, jnp.int32)
+        self._block = jnp.full((batch, decoder.gamma + 1), 5, jnp.int32)
+        # Copies: the timed functions give their states back into the same buffers.
+        self._draft_state = jax.tree.map(jnp.copy, state.draft)
+        self._target_state = jax.tree.map(jnp.copy, state.target)
+        self._fixed: DecodeState = dataclasses.replace(state, draft=None)
+        self._decoder, self._weights, self._request = decoder, weights, request
+        self._times: list[tuple[float, float, float]] = []
+        self.sample()  # compiles
+        self._times.clear()
+
+    def sample(self) -> None:
+        """Time each part once, `_WITHIN` times over."""
+        decoder, weights = self._decoder, self._weights
+        (_, self._draft_state), propose_s = timed(
+            _propose, decoder, weights, self._request, self._draft_state, self._fixed
+        )
+        (_, self._target_state), verify_s = timed(
+            _extend, decoder, weights, self._target_state, self._block
+        )
+        (_, self._target_state), step_s = timed(
+            _extend, decoder, weights, self._target_state, self._one
+        )
+        self._times.append((propose_s / _WITHIN, verify_s / _WITHIN, step_s / _WITHIN))
+
+    def parts(self) -> Parts:
+        """What the samples say."""
+        propose, verify, step = (list(times) for times in zip(*self._times, strict=True))
+        return Parts(
+            propose=float(np.median(propose)),
+            verify=float(np.median(verify)),
+            step=float(np.median(step)),
+            propose_all=propose,
+            step_all=step,
+        )
 
 
 def read_bandwidth(megabytes: int = 256, count: int = 7) -> float:
