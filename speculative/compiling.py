@@ -76,8 +76,8 @@ def sums(terms: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
 class Jitted:
     """A function compiled by `jax.jit` with the options of this module.
 
-    Called within another program's trace it is an ordinary `jax.jit`: compiler options belong to
-    the outermost program alone.
+    Called with arguments that another program traces it is an ordinary `jax.jit`: compiler options
+    belong to the outermost program alone.
     """
 
     def __init__(self, function: Callable, **settings):

@@ -93,6 +93,13 @@ def test_few_rows_are_reductions_in_the_compiled_program(rows):
     assert len(re.findall(r" maximum\(", text)) == 1
 
 
+@on_cpu
+def test_small_matrices_are_products():
+    """As reductions, 16 rows and 12 outputs take XLA most of a minute to compile."""
+    text = product.lower(jnp.ones((1, 16, 40)), transposed(12, 40, jnp.float32)).as_text()
+    assert "dot_general" in text and "reduce" not in text
+
+
 @pytest.mark.parametrize("few", [1, 3, 16])
 @pytest.mark.parametrize("heads", [1, 3, 4])
 def test_attention_of_few_queries(few, heads):

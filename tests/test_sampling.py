@@ -156,6 +156,19 @@ def test_mixed_mode_has_one_hot_rows_at_temperature_zero():
     np.testing.assert_allclose(law[1], law_of([1.0, 3.0, 2.0], temperature=1.0), rtol=1e-6)
 
 
+def test_the_first_of_the_largest():
+    """As `jnp.argmax` has it, ties, signed zeros and rows without any mass included."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(-3, 3, size=(64, 2, 9)).astype(np.float32)  # Hardly a row without ties.
+    x[:8] = -np.inf
+    x[8:16, :, 4:] = -np.inf
+    x[16:24] = [-0.0, 0.0, -1, -1, 0.0, -0.0, -1, -1, -1]
+    assert sampling.first_largest(jnp.asarray(x)).dtype == jnp.int32
+    np.testing.assert_array_equal(sampling.first_largest(jnp.asarray(x)), np.argmax(x, axis=-1))
+    x[3, 1, 2] = np.nan
+    assert int(sampling.first_largest(jnp.asarray(x))[3, 1]) == 8
+
+
 def test_bias_and_forbidden_ids_act_at_every_temperature():
     logits = jnp.asarray([[1.0, 3.0, 2.0, 2.5]])
     one = sampling.make(

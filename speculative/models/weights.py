@@ -67,7 +67,7 @@ def matmul(x: jax.Array, matrix: Matrix) -> jax.Array:
     rows = lax.optimization_barrier(x.reshape(-1, width))
     if rows.shape[0] > _FEW_ROWS:
         y = lax.optimization_barrier(matrix.kernel @ lax.optimization_barrier(rows.T)).T
-    elif compiling.sums_reorder() and rows.shape[0]:
+    elif compiling.sums_reorder() and rows.shape[0] and matrix.kernel.size >= _SMALL:
         y = _few_rows(rows / matrix.one, matrix.kernel)
     else:
         product = lax.dot_general(matrix.kernel, rows, (((1,), (1,)), ((), ())))
