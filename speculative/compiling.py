@@ -30,6 +30,9 @@ _CPU_OPTIONS = {
     "xla_cpu_fast_math_honor_division": True,
     "xla_cpu_fast_math_honor_functions": True,
     "xla_cpu_prefer_vector_width": 512,
+    # XLA's library is for products; a norm's or a softmax's few sums it takes longer to share out
+    # among threads than to compute.
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT",
 }
 # Sums that one loop can keep in vector registers.
 _REGISTERS = 24

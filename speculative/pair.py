@@ -60,6 +60,20 @@ class LoadedModel:
     checkpoint: str
 
 
+def read_parameters(
+    checkpoint: str | os.PathLike[str], config: T5Config | None = None, *, dtype: str = "float32"
+) -> tuple[T5Config, dict[str, Any]]:
+    """A T5X checkpoint's configuration and its parameters, a float32 tree.
+
+    Args and errors as in `load_model`.
+    """
+    if config is None:
+        infos = t5x_checkpoints.tensor_shapes(checkpoint)
+        config = config_from_shapes({k: v.shape for k, v in infos.items()}, dtype=dtype)
+    params = t5x_checkpoints.read(checkpoint, shapes=parameter_shapes(config), dtype="float32")
+    return config, params
+
+
 def load_model(
     checkpoint: str | os.PathLike[str],
     *,
@@ -80,10 +94,7 @@ def load_model(
     Raises:
       CheckpointError: absent, unfinished, damaged, or of another shape than `config`.
     """
-    if config is None:
-        infos = t5x_checkpoints.tensor_shapes(checkpoint)
-        config = config_from_shapes({k: v.shape for k, v in infos.items()}, dtype=dtype)
-    params = t5x_checkpoints.read(checkpoint, shapes=parameter_shapes(config), dtype="float32")
+    config, params = read_parameters(checkpoint, config, dtype=dtype)
     model = T5LanguageModel(config, layout)
     return LoadedModel(
         name=name or pathlib.Path(os.fspath(checkpoint)).name,

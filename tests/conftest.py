@@ -25,7 +25,16 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Where arrays have shapes to check. Not where NumPy's ArrayLike is taken, which beartype refuses
 # plain numbers for.
-CHECKED = ("sampling", "verification", "decoding", "drafts", "models", "training", "partitioning")
+CHECKED = (
+    "kernels.product",
+    "sampling",
+    "verification",
+    "decoding",
+    "drafts",
+    "models",
+    "training",
+    "partitioning",
+)
 if os.environ.get("SPECULATIVE_TYPECHECK", "1") != "0":
     names = [f"speculative.{name}" for name in CHECKED]
     early = [name for name in sys.modules if name.startswith(tuple(names))]

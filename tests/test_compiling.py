@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 import jax
@@ -12,7 +11,6 @@ import pytest
 
 from speculative import compiling
 from speculative.models import attention
-from speculative.models.weights import Transposed, matmul
 
 on_cpu = pytest.mark.skipif(jax.default_backend() != "cpu", reason="the options are XLA's on CPU")
 
@@ -46,58 +44,6 @@ def test_a_failed_trace_leaves_nothing_behind():
     with pytest.raises(ValueError, match="no"):
         fails(jnp.zeros(()))
     assert not compiling.sums_reorder()
-
-
-def transposed(outputs, width, dtype, seed=0):
-    kernel = np.random.default_rng(seed).normal(size=(outputs, width)).astype(np.float32)
-    return Transposed(jnp.asarray(kernel, dtype), jnp.ones((), dtype), (outputs,))
-
-
-product = compiling.jit(matmul)
-
-
-@pytest.mark.parametrize("outputs", [1, 126, 127, 128])
-@pytest.mark.parametrize("rows", [1, 2, 4, 7, 8, 12, 16, 17])
-def test_products_of_few_rows(rows, outputs):
-    """With outputs that parts divide and that they do not, and a matrix that is too small."""
-    matrix = transposed(outputs, 72, jnp.float32)
-    x = np.random.default_rng(1).normal(size=(1, rows, 72)).astype(np.float32)
-    wanted = x.astype(np.float64) @ np.asarray(matrix.kernel, np.float64).T
-    got = product(jnp.asarray(x), matrix)
-    assert got.shape == (1, rows, outputs)
-    np.testing.assert_allclose(got, wanted, atol=2e-5)
-
-
-@pytest.mark.parametrize("rows", [1, 8])
-def test_bfloat16_is_summed_in_float32(rows):
-    """2,048 ones summed in bfloat16 would stay at 256."""
-    matrix = Transposed(jnp.ones((4, 2048), jnp.bfloat16), jnp.ones((), jnp.bfloat16), (4,))
-    got = product(jnp.ones((1, rows, 2048), jnp.bfloat16), matrix)
-    assert got.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(np.asarray(got, np.float32), 2048.0)
-
-
-@on_cpu
-@pytest.mark.parametrize("rows", [1, 4, 8, 12])
-def test_few_rows_are_reductions_in_the_compiled_program(rows):
-    """XLA turns a reduction with one sum back into a product, and computes again what it can."""
-
-    @compiling.jit
-    def gated(x, gate, matrix):
-        return matmul(jnp.maximum(x, gate), matrix)
-
-    x = jnp.ones((1, rows, 512))
-    text = gated.lower(x, x, transposed(512, 512, jnp.float32)).compile().as_text()
-    assert not re.search(r"\bdot\(", text)
-    # What the rows come from is computed once, not in the reduction.
-    assert len(re.findall(r" maximum\(", text)) == 1
-
-
-@on_cpu
-def test_small_matrices_are_products():
-    """As reductions, 16 rows and 12 outputs take XLA most of a minute to compile."""
-    text = product.lower(jnp.ones((1, 16, 40)), transposed(12, 40, jnp.float32)).as_text()
-    assert "dot_general" in text and "reduce" not in text
 
 
 @pytest.mark.parametrize("few", [1, 3, 16])

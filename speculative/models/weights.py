@@ -4,8 +4,8 @@
 through `matmul`, so a layout is decided in one place and never shows in a checkpoint:
 
 - `Plain`: the kernel [in, out], `x @ kernel`. For training, and where XLA chooses layouts itself.
-- `Transposed`: the kernel kept as [out, in], every output's weights side by side. On CPU, few rows
-  are reductions over them (`compiling` says why), more rows a product with the kernel on the left.
+- `Transposed`: the kernel kept as [out, in], every output's weights side by side. For decoding on
+  CPU: `kernels.product` reads it as fast as memory allows, for one row or a dozen.
 
 Matrices that share an input (query, key, value; the MLP's input matrices) can be joined into one.
 """
@@ -19,17 +19,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
 
-from speculative import compiling
+from speculative.kernels.product import product, supports
 from speculative.models.config import T5Config, mlp_input_names
 from speculative.types import Leaf, wide_dtype
 
 LAYOUTS = ("plain", "transposed")
-# Up to so many rows a product is a reduction; beyond, it has the arithmetic that a library is for.
-# Small matrices are left to the library too: XLA would unroll whole loops, and compile for long.
-_FEW_ROWS = 16
-_SMALL = 4096
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["kernel"], meta_fields=["sizes"])
@@ -41,17 +36,12 @@ class Plain:
     sizes: tuple[int, ...]
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["kernel", "one"], meta_fields=["sizes"])
+@partial(jax.tree_util.register_dataclass, data_fields=["kernel"], meta_fields=["sizes"])
 @dataclasses.dataclass(frozen=True)
 class Transposed:
-    """A kernel [out, in], and the number 1, of which XLA must not know that it is 1.
-
-    XLA would compute what the rows come from anew for every output, inside the reduction. It does
-    not where that is costly, and a division by a number it does not know is.
-    """
+    """A kernel [out, in]; `sizes` as in `Plain`."""
 
     kernel: Leaf
-    one: Leaf
     sizes: tuple[int, ...]
 
 
@@ -63,26 +53,17 @@ def matmul(x: jax.Array, matrix: Matrix) -> jax.Array:
     lead, width = x.shape[:-1], x.shape[-1]
     if isinstance(matrix, Plain):
         return x @ matrix.kernel
-    # The barriers keep XLA from turning this into `rows @ kernel.T`, with the kernel on the right.
-    rows = lax.optimization_barrier(x.reshape(-1, width))
-    if rows.shape[0] > _FEW_ROWS:
-        y = lax.optimization_barrier(matrix.kernel @ lax.optimization_barrier(rows.T)).T
-    elif compiling.sums_reorder() and rows.shape[0] and matrix.kernel.size >= _SMALL:
-        y = _few_rows(rows / matrix.one, matrix.kernel)
+    rows = x.reshape(-1, width)
+    if supports(rows, matrix.kernel):
+        y = product(rows, matrix.kernel)
     else:
-        product = lax.dot_general(matrix.kernel, rows, (((1,), (1,)), ((), ())))
-        y = lax.optimization_barrier(product).T
+        # The barriers keep XLA from turning this into `rows @ kernel.T`, with the kernel on the
+        # right, for which it would copy the kernel.
+        rows = lax.optimization_barrier(rows)
+        y = lax.optimization_barrier(
+            lax.dot_general(matrix.kernel, rows, (((1,), (1,)), ((), ())))
+        ).T
     return y.reshape(*lead, y.shape[-1])
-
-
-def _few_rows(rows: Float[Array, "M in"], kernel: Float[Array, "out in"]) -> jax.Array:
-    """`rows @ kernel.T` as one reduction with a sum for each row and part of the kernel."""
-    count, outputs = rows.shape[0], kernel.shape[0]
-    parts = compiling.parts(count, outputs)
-    wide = wide_dtype(kernel.dtype)
-    split = kernel.astype(wide).reshape(parts, outputs // parts, -1)
-    products = [split[part] * row[None] for row in rows.astype(wide) for part in range(parts)]
-    return jnp.concatenate(compiling.sums(products)).reshape(count, outputs).astype(rows.dtype)
 
 
 def matmul_split(x: jax.Array, matrix: Matrix) -> list[jax.Array]:
@@ -128,7 +109,7 @@ def prepare(
             joined = kernels[0] if len(kernels) == 1 else jnp.concatenate(kernels, axis=1)
             return Plain(joined, sizes)
         joined = jnp.concatenate([k.T for k in kernels], axis=0)
-        return Transposed(joined, jnp.ones((), dtype), sizes)
+        return Transposed(joined, sizes)
 
     def scale(node) -> jax.Array:
         return jnp.asarray(node["scale"]).astype(dtype)

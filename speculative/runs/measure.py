@@ -222,12 +222,11 @@ def read_bandwidth(megabytes: int = 256, count: int = 7) -> float:
     side = int((megabytes * 1e6 / 4) ** 0.5) // 4 * 4
     matrix = jnp.ones((side, side), jnp.float32)
     vector = jnp.ones((side,), jnp.float32)
-    one = jnp.ones((), jnp.float32)
     rates = []
     for function, arguments in (
         (jax.jit(jnp.sum), (matrix,)),
         (jax.jit(jnp.dot), (matrix, vector)),
-        (compiling.jit(matmul), (vector[None], Transposed(matrix, one, (side,)))),
+        (compiling.jit(matmul), (vector[None], Transposed(matrix, (side,)))),
     ):
         jax.block_until_ready(function(*arguments))
         seconds = [timed(function, *arguments)[1] for _ in range(count)]

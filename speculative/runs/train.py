@@ -8,6 +8,7 @@ import math
 import optax
 from etils import epath
 
+from speculative import pair as pairs
 from speculative.checkpoints import t5x as t5x_checkpoints
 from speculative.data import batches as data_batches
 from speculative.data import tasks
@@ -16,6 +17,21 @@ from speculative.models.config import T5Config, parameter_count, parameter_shape
 from speculative.reports import figures
 from speculative.runs import progress
 from speculative.training import trainer as training
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A model whose laws the trained one is to follow: distillation of a draft.
+
+    Attributes:
+      checkpoint_path: a T5X checkpoint.
+      config: its configuration; None reads it off the checkpoint.
+      weight: see `Trainer.teacher_weight`.
+    """
+
+    checkpoint_path: str
+    config: T5Config | None = None
+    weight: float = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +76,7 @@ def train(
     optimizer: optax.GradientTransformation,
     vocabulary_path: str | None = None,
     initial_checkpoint_path: str | None = None,
+    teacher: Teacher | None = None,
     export_dtype: str = "bfloat16",
     seed: int = 0,
     z_loss: float = 1e-4,
@@ -80,6 +97,7 @@ def train(
       optimizer: an optax transformation (`training.optimizers`).
       vocabulary_path: a SentencePiece model for the tasks; None takes the tasks' own.
       initial_checkpoint_path: a T5X checkpoint to start from; None starts from the initialisers.
+      teacher: a model to learn from beside the data; None learns from the data alone.
       export_dtype: of the exported parameters.
       seed: of parameters, dropout and data order.
       validation_batches: batches of the last stage's validation split behind each evaluation.
@@ -95,6 +113,8 @@ def train(
     """
     if not stages or any(stage.steps < 1 for stage in stages):
         raise ConfigError("train.stages", expected="one stage or more, each of 1 step or more")
+    if teacher is not None and not 0 <= teacher.weight <= 1:
+        raise ConfigError("train.Teacher.weight", expected="0 to 1", found=teacher.weight)
     tasks.import_module(mixture_or_task_module)
     named = [tasks.get_task(s.mixture_or_task_name, vocabulary=vocabulary_path) for s in stages]
     ends = [sum(s.steps for s in stages[: i + 1]) for i in range(len(stages))]
@@ -116,6 +136,17 @@ def train(
         initial = t5x_checkpoints.read(
             initial_checkpoint_path, shapes=parameter_shapes(model), dtype="float32"
         )
+    teacher_config = teacher_params = None
+    if teacher is not None:
+        teacher_config, teacher_params = pairs.read_parameters(
+            teacher.checkpoint_path, teacher.config
+        )
+        if teacher_config.vocab_size != model.vocab_size:
+            raise ConfigError(
+                "train.teacher",
+                expected=f"a model with the trained one's vocabulary of {model.vocab_size}",
+                found=teacher_config.vocab_size,
+            )
     total = ends[-1]
     last: dict[str, float] = {}
     with progress.bar(f"train {parameter_count(model):,} parameters", total) as bar:
@@ -131,12 +162,15 @@ def train(
                 label_smoothing=label_smoothing,
                 z_loss=z_loss,
                 seed=seed,
+                teacher=teacher_config,
+                teacher_weight=1.0 if teacher is None else teacher.weight,
             ),
             batches=from_step,
             validation=validation,
             model_dir=model_dir,
             total_steps=total,
             initial_params=initial,
+            teacher_params=teacher_params,
             log_every=log_every,
             evaluate_every=evaluate_every,
             checkpoint_every_s=checkpoint_every_s,

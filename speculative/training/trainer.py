@@ -44,13 +44,17 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Trainer:
-    """Teacher-forced training of one T5.
+    """Teacher-forced training of one T5, alone or after a larger one (distillation).
 
     Attributes:
       config: the model.
       optimizer: from `training.optimizers`, or any optax transformation.
       label_smoothing, z_loss: see `losses.cross_entropy`.
       seed: of the parameters and the dropout masks.
+      teacher: configuration of the model to learn from; its parameters go into `step` and
+        `evaluate`. None learns from the data alone.
+      teacher_weight: share of the loss that is the divergence from the teacher's laws
+        (`losses.forward_kl`); the rest is the cross-entropy of the data.
     """
 
     config: T5Config
@@ -58,6 +62,8 @@ class Trainer:
     label_smoothing: float = 0.0
     z_loss: float = 1e-4
     seed: int = 0
+    teacher: T5Config | None = None
+    teacher_weight: float = 1.0
 
     def init(self, params: Any | None = None) -> TrainState:
         """A state at step 0, from T5's initialisers or from given parameters."""
@@ -66,29 +72,45 @@ class Trainer:
         params = jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params))
 
-    def _loss(self, params, batch: Batch, key: jax.Array | None):
+    def _loss(self, params, batch: Batch, teacher_params, key: jax.Array | None):
         dropout = None if key is None else t5.Dropout(key, self.config.dropout_rate)
-        logits = t5.teacher_forced(
-            prepare(params, self.config),
-            self.config,
-            batch["encoder_input_tokens"],
-            batch["decoder_input_tokens"],
-            batch["decoder_target_tokens"],
-            dropout,
-        )
-        return losses.cross_entropy(
+
+        def logits_of(config, params, dropout):
+            return t5.teacher_forced(
+                prepare(params, config),
+                config,
+                batch["encoder_input_tokens"],
+                batch["decoder_input_tokens"],
+                batch["decoder_target_tokens"],
+                dropout,
+            )
+
+        logits = logits_of(self.config, params, dropout)
+        weights = batch["decoder_loss_weights"]
+        loss, sums = losses.cross_entropy(
             logits,
             batch["decoder_target_tokens"],
-            batch["decoder_loss_weights"],
+            weights,
             label_smoothing=self.label_smoothing,
             z_loss=self.z_loss,
         )
+        if self.teacher is None:
+            return loss, sums
+        teacher_logits = logits_of(self.teacher, teacher_params, None)
+        divergence = losses.forward_kl(logits, teacher_logits, weights)
+        agreed = jnp.argmax(logits, axis=-1) == jnp.argmax(teacher_logits, axis=-1)
+        sums["divergence"] = divergence
+        sums["agreement"] = jnp.sum(agreed.astype(logits.dtype) * weights.astype(logits.dtype))
+        share = self.teacher_weight
+        return (1.0 - share) * loss + share * divergence, sums
 
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
-    def step(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+    def step(
+        self, state: TrainState, batch: Batch, teacher_params: Any | None = None
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update; gradients are of the mean loss per real target token."""
         key = jax.random.fold_in(jax.random.key(self.seed + 1), state.step)
-        grads, sums = jax.grad(self._loss, has_aux=True)(state.params, batch, key)
+        grads, sums = jax.grad(self._loss, has_aux=True)(state.params, batch, teacher_params, key)
         tokens = jnp.maximum(sums["tokens"], 1.0)
         grads = jax.tree.map(lambda g: g / tokens, grads)
         updates, optimizer = self.optimizer.update(grads, state.optimizer, state.params)
@@ -96,20 +118,29 @@ class Trainer:
         return TrainState(state.step + 1, params, optimizer), sums
 
     @partial(jax.jit, static_argnums=0)
-    def evaluate(self, params, batch: Batch) -> dict[str, jax.Array]:
+    def evaluate(
+        self, params, batch: Batch, teacher_params: Any | None = None
+    ) -> dict[str, jax.Array]:
         """Sums over one batch without dropout, for `mean_metrics`."""
-        return self._loss(params, batch, None)[1]
+        return self._loss(params, batch, teacher_params, None)[1]
+
+
+# What `Trainer` sums up over tokens, and the name of its mean.
+_MEANS = {
+    "loss": "loss",
+    "correct": "accuracy",
+    "divergence": "divergence",
+    "agreement": "agreement",
+}
 
 
 def mean_metrics(sums: list[Mapping[str, Any]]) -> dict[str, float]:
-    """Loss in nats per token and token accuracy, over all batches together."""
+    """Means per token over all batches together: loss in nats, token accuracy; with a teacher, the
+    divergence from it in nats, and how often both models' likeliest tokens are the same."""
     total = {name: float(sum(np.asarray(s[name]) for s in sums)) for name in sums[0]}
     tokens = max(total["tokens"], 1.0)
-    return {
-        "loss": total["loss"] / tokens,
-        "accuracy": total["correct"] / tokens,
-        "tokens": total["tokens"],
-    }
+    means = {mean: total[name] / tokens for name, mean in _MEANS.items() if name in total}
+    return {**means, "tokens": total["tokens"]}
 
 
 class _Stop:
@@ -140,6 +171,7 @@ def run(
     model_dir: str,
     total_steps: int,
     initial_params: Any | None = None,
+    teacher_params: Any | None = None,
     log_every: int = 50,
     evaluate_every: int = 500,
     checkpoint_every_s: float = 180.0,
@@ -153,6 +185,7 @@ def run(
       validation: batches whose mean loss is logged every `evaluate_every` steps.
       model_dir: gets `state/` (Orbax) and `train_metrics.jsonl` (one line per log).
       initial_params: a T5X tree to start from; None starts from the initialisers.
+      teacher_params: of `trainer.teacher`.
       checkpoint_every_s: seconds between saves; a save is also made at the end and on SIGTERM.
       keep: how many of the last checkpoints stay.
       report: called with every line that is logged.
@@ -179,7 +212,7 @@ def run(
         window: list[Mapping[str, Any]] = []
         started = saved = time.monotonic()
         while step < total_steps and not stop.asked:
-            state, sums = trainer.step(state, dict(next(source)))
+            state, sums = trainer.step(state, dict(next(source)), teacher_params)
             step += 1
             window.append(sums)
             if step % log_every == 0 or step == total_steps:
@@ -187,7 +220,9 @@ def run(
                 elapsed = time.monotonic() - started
                 line["tokens_per_s"] = line.pop("tokens") / elapsed
                 if step % evaluate_every == 0 or step == total_steps:
-                    measured = mean_metrics([trainer.evaluate(state.params, b) for b in validation])
+                    measured = mean_metrics(
+                        [trainer.evaluate(state.params, b, teacher_params) for b in validation]
+                    )
                     line |= {f"validation_{k}": v for k, v in measured.items() if k != "tokens"}
                 window, started = [], time.monotonic()
                 kept.append(json.dumps(line))

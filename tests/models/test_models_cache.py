@@ -12,7 +12,6 @@ import pytest
 
 from speculative import compiling, testing
 from speculative.models import kv_cache, t5
-from speculative.models import weights as weights_module
 from tests.decoding import toys
 
 MODELS = {
@@ -21,14 +20,6 @@ MODELS = {
     "table": testing.TableLanguageModel(32, 8),
 }
 ROWS, SPACE = 4, 16
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_matrix_is_small():
-    """What is compiled for large matrices, on small ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weights_module, "_SMALL", 0)
-        yield
 
 
 @partial(compiling.jit, static_argnums=0)

@@ -11,7 +11,6 @@ import pytest
 
 from speculative import compiling
 from speculative.models import t5
-from speculative.models import weights as weights_module
 from speculative.models.language_model import T5LanguageModel
 from speculative.models.weights import LAYOUTS, prepare
 from tests.models import references
@@ -63,9 +62,8 @@ def test_encoder_output():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", FLOAT32)
 @pytest.mark.parametrize("jit", [compiling.jit, jax.jit])
-def test_cached_logits_one_by_one_and_in_blocks(jit, case, layout, monkeypatch):
+def test_cached_logits_one_by_one_and_in_blocks(jit, case, layout):
     """As the drivers compile it, whatever the size, and as a user would."""
-    monkeypatch.setattr(weights_module, "_SMALL", 0)
     step = jit(extend, static_argnums=0)
     config, tree, outputs = references.load(case)
     model = T5LanguageModel(config, layout=layout)

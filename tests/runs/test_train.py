@@ -61,6 +61,19 @@ verses/train.Stage:
   task_feature_lengths = {'inputs': 24, 'targets': 16}
   buckets = None
 """
+TEACHER_GIN = """
+from __gin__ import dynamic_registration
+
+from speculative.runs import train
+
+TEACHER = %gin.REQUIRED
+
+train.train:
+  stages = [@verses/train.Stage()]
+  teacher = @train.Teacher()
+
+train.Teacher.checkpoint_path = %TEACHER
+"""
 STEPS, STOP_AT = 5, 3
 CONFIG = tiny.config(mlp_dim=16, dropout_rate=0.1)
 
@@ -160,6 +173,49 @@ def test_a_finished_run_has_nothing_left_to_do(trained):
     assert trained.train("whole") == 0
     assert trained.lines("whole") == before
     assert trained.checkpoints("whole") == [f"checkpoint_{STEPS}"]
+
+
+@pytest.fixture
+def taught(trained, tmp_path):
+    """A folder, and the flags by which a run in it learns from `whole`."""
+    (tmp_path / "teacher.gin").write_text(TEACHER_GIN)
+    teacher = trained.path / "whole"
+    flags = (f"--gin_file={tmp_path}/teacher.gin", f"--gin.TEACHER='{teacher}'")
+    return Folder(tmp_path), flags, teacher
+
+
+def test_after_itself_a_draft_has_nothing_to_learn(taught):
+    folder, flags, teacher = taught
+    start = f"--gin.train.train.initial_checkpoint_path='{teacher}'"
+    still = ("--gin.T5Config.dropout_rate=0.0", "--gin.adafactor.learning_rate=0.0")
+    assert folder.train("same", *flags, start, *still) == 0
+    for line in folder.lines("same"):
+        assert line["divergence"] == pytest.approx(0.0, abs=1e-5)
+        assert line["agreement"] == 1.0
+
+
+def test_a_draft_comes_nearer_to_its_teacher(taught):
+    folder, flags, _ = taught
+    more = ("--gin.verses/train.Stage.steps=12", "--gin.train.train.seed=5")
+    assert folder.train("other", *flags, *more) == 0
+    lines = folder.lines("other")
+    assert 0 < lines[-1]["divergence"] < lines[0]["divergence"]
+    assert 0 <= lines[-1]["validation_agreement"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("binding", "said"),
+    [
+        ("T5Config.vocab_size=4224", "vocabulary of 4224; found 4096"),
+        ("train.Teacher.weight=1.5", "train.Teacher.weight; expected 0 to 1; found 1.5"),
+        ("TEACHER='nowhere'", "There is no checkpoint"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused(taught, capsys, binding, said):
+    folder, flags, _ = taught
+    assert folder.train("out", *flags, f"--gin.{binding}") == 2
+    found = capsys.readouterr().err
+    assert said in found and found.count("\n") == 1, found
 
 
 def test_a_diverged_run_exports_nothing(tmp_path, capsys):

@@ -74,3 +74,24 @@ def test_padding_has_no_gradient():
     padded = np.asarray(weights) == 0
     assert (np.asarray(gradient)[padded] == 0).all()
     assert (np.abs(np.asarray(gradient)[~padded]).sum(axis=-1) > 0).all()
+
+
+def test_the_divergence_is_that_of_scipy():
+    logits, _, weights = example()
+    teacher = jnp.asarray(np.random.default_rng(1).normal(size=logits.shape), jnp.float32)
+    p = scipy.special.softmax(np.asarray(teacher, np.float64), axis=-1)
+    q = scipy.special.softmax(np.asarray(logits, np.float64), axis=-1)
+    each = np.sum(scipy.special.rel_entr(p, q), axis=-1)
+    wanted = np.sum(each * np.asarray(weights))
+    assert float(losses.forward_kl(logits, teacher, weights)) == pytest.approx(wanted, rel=1e-5)
+    assert float(losses.forward_kl(teacher, teacher, weights)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_divergence_moves_the_student_alone():
+    logits, _, weights = example()
+    teacher = logits + jnp.asarray(np.random.default_rng(1).normal(size=logits.shape), jnp.float32)
+    of_student, of_teacher = jax.grad(losses.forward_kl, argnums=(0, 1))(logits, teacher, weights)
+    assert (np.asarray(of_teacher) == 0).all()
+    # Its gradient is q - p: it would be p's own entropy's, too, if p were not held fixed.
+    difference = np.asarray(jax.nn.softmax(logits) - jax.nn.softmax(teacher))
+    np.testing.assert_allclose(of_student, difference * np.asarray(weights)[:, :, None], atol=1e-6)
