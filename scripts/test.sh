@@ -14,7 +14,9 @@ SPECULATIVE_PYTHON="$(cd "$(dirname "$SPECULATIVE_PYTHON")" && pwd)/python"
 PATH="$(dirname "$SPECULATIVE_PYTHON"):$PATH"
 cd "$root"
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
-export XLA_FLAGS="--xla_force_host_platform_device_count=4 ${XLA_FLAGS:-}"
+# One part for the code generator: pytest's workers are the parallelism here.
+export XLA_FLAGS="--xla_force_host_platform_device_count=4 \
+--xla_cpu_parallel_codegen_split_count=1 ${XLA_FLAGS:-}"
 # Many tests compile the same programs, in several processes.
 JAX_COMPILATION_CACHE_DIR="$(mktemp -d)"
 trap 'rm -rf "$JAX_COMPILATION_CACHE_DIR"' EXIT
