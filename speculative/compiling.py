@@ -1,14 +1,12 @@
 """`jit` for the decoding programs: on CPU, their sums may be added up in any order.
 
 XLA's own rule on CPU is that a sum is added up from left to right, which keeps a reduction from
-using the vector units: matrix products are then left to library calls, and for one to a dozen rows
-those cost a thread hand-over each and twice the time that reading the matrix takes. A program that
-is compiled here may reorder sums (nothing else: NaN, infinities, divisions and functions keep their
-meaning), so that `models` can write few-row products as plain reductions, which XLA turns into one
-vectorised kernel each, shared among the cores.
+using the vector units. A program that is compiled here may reorder sums (nothing else: NaN,
+infinities, divisions and functions keep their meaning), so that `models.attention` can write the
+products of a few queries as plain reductions, which XLA turns into one vectorised kernel each; as
+library products they are slower.
 
-Everything that is traced inside asks `sums_reorder()`; outside it is False, and the products are
-those that are good under XLA's rule.
+Attention asks `sums_reorder()`; outside it is False, and a library has the products.
 """
 
 from __future__ import annotations
@@ -30,8 +28,8 @@ _CPU_OPTIONS = {
     "xla_cpu_fast_math_honor_division": True,
     "xla_cpu_fast_math_honor_functions": True,
     "xla_cpu_prefer_vector_width": 512,
-    # XLA's library is for products; a norm's or a softmax's few sums it takes longer to share out
-    # among threads than to compute.
+    # XLA's library is for products alone: with norms and softmaxes given to it, too, a run over
+    # four or eight positions took 5% longer.
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT",
 }
 # Sums that one loop can keep in vector registers.
@@ -65,7 +63,7 @@ def parts(rows: int, size: int) -> int:
 def sums(terms: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """The sum over the last axis of each of `terms` (equal shapes), in one reduction.
 
-    What the terms share, such as a matrix that all are multiplied with, is then read once.
+    What the terms share, such as the keys that all queries are multiplied with, is read once.
     """
     zeros = (jnp.zeros((), terms[0].dtype),) * len(terms)
     return lax.reduce(

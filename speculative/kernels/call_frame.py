@@ -41,9 +41,13 @@ _CHUNKS = 2
 _SPINS = 2000
 
 
+def header() -> str:
+    """jaxlib's own `c_api.h`."""
+    return (pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
+
+
 def _function_offset(name: str) -> int:
-    header = pathlib.Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h"
-    names = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\((XLA_FFI_\w+)\)", header.read_text())
+    names = re.findall(r"_XLA_FFI_API_STRUCT_FIELD\((XLA_FFI_\w+)\)", header())
     return _API_FUNCTIONS + 8 * names.index(name)
 
 
@@ -61,7 +65,7 @@ def _add(code: Code, place: ir.Value, value: int) -> ir.Value:
 
 
 def _worker(module: ir.Module, product: ir.Function) -> ir.Function:
-    """worker(task): takes chunks until there are none; whoever leaves last frees the task."""
+    """worker(task): takes chunks until there are none."""
     made, code = function(module, "worker", ir.VoidType(), PTR)
     (task,) = made.args
     take, work, leave = (code.append_basic_block(n) for n in ("take", "work", "leave"))
@@ -87,6 +91,7 @@ def _worker(module: ir.Module, product: ir.Function) -> ir.Function:
 
 
 def _release(module: ir.Module) -> ir.Function:
+    """release(task): whoever leaves last frees it."""
     made, code = function(module, "release", ir.VoidType(), PTR)
     (task,) = made.args
     last = code.icmp_signed("==", _add(code, _part(code, task, _OWNERS), -1), I64(1))

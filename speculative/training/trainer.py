@@ -54,7 +54,8 @@ class Trainer:
       teacher: configuration of the model to learn from; its parameters go into `step` and
         `evaluate`. None learns from the data alone.
       teacher_weight: share of the loss that is the divergence from the teacher's laws
-        (`losses.forward_kl`); the rest is the cross-entropy of the data.
+        (`losses.forward_kl`); the rest is the cross-entropy of the data, with its smoothing and
+        z-loss.
     """
 
     config: T5Config

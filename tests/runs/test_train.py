@@ -58,7 +58,7 @@ verses/train.Stage:
   mixture_or_task_name = 'kjv_to_web'
   steps = 3
   batch_size = 4
-  task_feature_lengths = {'inputs': 12, 'targets': 12}
+  task_feature_lengths = {'inputs': 24, 'targets': 16}
   buckets = None
 """
 TEACHER_GIN = """
