@@ -39,6 +39,8 @@ ASSETS = pathlib.Path(__file__).resolve().parent / "assets"
 SHIPPED = "kjv_web"
 # Inputs are padded to a multiple of this, so that texts of similar length share a compilation.
 _INPUT_STEP = 32
+# What matrices may be kept in.
+WEIGHTS_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,6 +83,7 @@ def load_model(
     name: str | None = None,
     dtype: str = "float32",
     layout: str | None = None,
+    weights_dtype: str | None = None,
 ) -> LoadedModel:
     """Read a T5X checkpoint and lay its weights out for decoding.
 
@@ -90,12 +93,19 @@ def load_model(
       name: for tables and records; None takes the directory's.
       dtype: of activations and weights where `config` is None, else `config.dtype` holds.
       layout: see `models.weights`; None takes what suits the backend.
+      weights_dtype: that matrices are kept in (see `models.weights.prepare`); None as activations.
 
     Raises:
       CheckpointError: absent, unfinished, damaged, or of another shape than `config`.
     """
     config, params = read_parameters(checkpoint, config, dtype=dtype)
-    model = T5LanguageModel(config, layout)
+    if weights_dtype is not None and weights_dtype not in WEIGHTS_DTYPES:
+        raise ConfigError(
+            f"weights_dtype of {os.fspath(checkpoint)}",
+            expected=f"one of {', '.join(WEIGHTS_DTYPES)}",
+            found=weights_dtype,
+        )
+    model = T5LanguageModel(config, layout, weights_dtype)
     return LoadedModel(
         name=name or pathlib.Path(os.fspath(checkpoint)).name,
         model=model,
@@ -298,6 +308,7 @@ def load_pair(
     target_config: T5Config | None = None,
     draft_config: T5Config | None = None,
     dtype: str = "float32",
+    draft_weights_dtype: str | None = None,
 ) -> Pair:
     """Load a pair of T5X checkpoints; without arguments, the one that the package ships.
 
@@ -306,6 +317,8 @@ def load_pair(
       vocabulary: a SentencePiece model; needed with checkpoints of your own.
       target_config, draft_config: None reads them off the checkpoints.
       dtype: of activations and weights where no configuration is given.
+      draft_weights_dtype: that the draft's matrices are kept in; None as activations are, and for
+        the shipped draft as its checkpoint has them, in bfloat16.
 
     Raises:
       CheckpointError, VocabularyError, ConfigError: one line each.
@@ -319,10 +332,17 @@ def load_pair(
     if target is None:
         target, draft = ASSETS / SHIPPED / "target", ASSETS / SHIPPED / "draft"
         vocabulary = vocabulary or vocabularies.EMBEDDED_PATH
+        draft_weights_dtype = draft_weights_dtype or "bfloat16"
     words = vocabularies.load(vocabulary)
     models = [
         load_model(target, config=target_config, name="target", dtype=dtype),
-        load_model(draft, config=draft_config, name="draft", dtype=dtype),
+        load_model(
+            draft,
+            config=draft_config,
+            name="draft",
+            dtype=dtype,
+            weights_dtype=draft_weights_dtype,
+        ),
     ]
     check_vocabulary(words, models)
     return Pair(models[0], models[1], words)

@@ -67,11 +67,13 @@ class Alpha(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A target or draft: name, parameters (0 for a draft without), checkpoint as the user gave."""
+    """A target or draft: name, parameters (0 for a draft without), checkpoint as the user gave, and
+    the dtype that its matrices were kept in, where that is not the setting's."""
 
     name: str
     parameters: Count | None = None
     checkpoint: str | None = None
+    weights_dtype: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

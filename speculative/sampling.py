@@ -18,6 +18,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from speculative.errors import ConfigError
+from speculative.kernels import rows
 from speculative.types import Leaf, wide_dtype
 
 MODES = ("greedy", "sampled", "mixed")
@@ -82,7 +83,7 @@ def make(
       ConfigError: a value out of range.
     """
 
-    def rows(name, value, dtype, low, high, inclusive_high=True):
+    def per_row(name, value, dtype, low, high, inclusive_high=True):
         value = jnp.broadcast_to(jnp.asarray(value, dtype), (batch,))
         lowest, highest = float(value.min()), float(value.max())
         fits = lowest >= low and (highest <= high if inclusive_high else highest < high)
@@ -110,10 +111,10 @@ def make(
             offsets = offsets.at[_checked_id(token, vocab_size)].set(-jnp.inf)
     most = float(jnp.finfo(jnp.float32).max)
     return Sampling(
-        temperature=rows("temperature", temperature, jnp.float32, 0.0, most),
-        top_k=None if top_k is None else rows("top_k", top_k, jnp.int32, 0, 2**31 - 1),
-        top_p=None if top_p is None else rows("top_p", top_p, jnp.float32, 0.0, 1.0),
-        min_p=None if min_p is None else rows("min_p", min_p, jnp.float32, 0.0, 1.0),
+        temperature=per_row("temperature", temperature, jnp.float32, 0.0, most),
+        top_k=None if top_k is None else per_row("top_k", top_k, jnp.int32, 0, 2**31 - 1),
+        top_p=None if top_p is None else per_row("top_p", top_p, jnp.float32, 0.0, 1.0),
+        min_p=None if min_p is None else per_row("min_p", min_p, jnp.float32, 0.0, 1.0),
         bias=offsets,
     )
 
@@ -139,10 +140,12 @@ def argmax(logits: Float[Array, "B *rest V"], settings: Sampling) -> Int[Array, 
 
 
 def first_largest(x: Float[Array, "*rest V"]) -> Int[Array, "*rest"]:
-    """`jnp.argmax` over V, as two reductions, which XLA vectorises on CPU and argmax not.
+    """`jnp.argmax` over V; a row that holds NaN gets V - 1.
 
-    A row that holds NaN gets V - 1.
+    Where there is no kernel for it, it is two reductions, which XLA vectorises and argmax not.
     """
+    if rows.supports(x):
+        return rows.first_largest(x)
     last = x.shape[-1] - 1
     places = lax.broadcasted_iota(jnp.int32, x.shape, x.ndim - 1)
     is_largest = x == jnp.max(x, axis=-1, keepdims=True)

@@ -1,11 +1,11 @@
 """The drivers of the round: compiled, and stepped from Python.
 
-    state = start(decoder, weights, request)     # encoders and empty caches
-    state = run(decoder, weights, request, state)  # one lax.while_loop in one jit
-    output = result(state)
+    state = complete(decoder, weights, request)  # encoders and one lax.while_loop in one program
+    output = result(decoder, state)
 
-`rounds` steps the same round function and yields what happened in each, for traces, streaming and
-debugging.
+Its two halves are programs of their own, too: `start`, the encoders and empty caches, and `run`,
+the loop from any state. `rounds` steps the same round function and yields what happened in each,
+for traces, streaming and debugging.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from speculative import compiling
 from speculative.decoding import statistics as stats
 from speculative.decoding.round import (
     ENDED_BY_BUDGET,
@@ -49,7 +48,7 @@ class Output:
     statistics: stats.Statistics
 
 
-@partial(compiling.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0)
 def start(decoder: Decoder, weights, request: Request) -> DecodeState:
     """Encoders, cross-attention keys and values, empty caches: everything before the first round.
 
@@ -73,7 +72,7 @@ def start(decoder: Decoder, weights, request: Request) -> DecodeState:
     )
 
 
-@partial(compiling.jit, static_argnums=0, donate_argnums=3)
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
 def run(decoder: Decoder, weights, request: Request, state: DecodeState) -> DecodeState:
     """Rounds until every row has ended. The state is donated: use the one that is returned."""
     return lax.while_loop(
@@ -83,7 +82,13 @@ def run(decoder: Decoder, weights, request: Request, state: DecodeState) -> Deco
     )
 
 
-@partial(compiling.jit, static_argnums=0, donate_argnums=3)
+@partial(jax.jit, static_argnums=0)
+def complete(decoder: Decoder, weights, request: Request) -> DecodeState:
+    """`start` and `run` as one program: nothing comes back to the host between them."""
+    return run(decoder, weights, request, start(decoder, weights, request))
+
+
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
 def step(
     decoder: Decoder, weights, request: Request, state: DecodeState
 ) -> tuple[DecodeState, RoundRecord]:
@@ -112,5 +117,5 @@ def result(decoder: Decoder, state: DecodeState) -> Output:
 
 
 def decode(decoder: Decoder, weights, request: Request) -> Output:
-    """`start`, `run` and `result` in one call."""
-    return result(decoder, run(decoder, weights, request, start(decoder, weights, request)))
+    """`complete` and `result` in one call."""
+    return result(decoder, complete(decoder, weights, request))

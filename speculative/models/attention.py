@@ -1,7 +1,8 @@
 """Attention and T5's relative position bias, on explicit positions and masks.
 
-Dimensions: B batch, M query positions, T key positions, H heads, D head_dim. Keys are [B, H, T, D]
-throughout, values [B, H, D, T]: either has side by side what one sum runs over.
+Dimensions: B batch, M query positions, T key positions, H heads, D head_dim. Keys are [B, H, D, T]
+throughout, values [B, H, T, D]: either has side by side what is computed together, positions in the
+logits, features in the output.
 """
 
 from __future__ import annotations
@@ -11,15 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from speculative import compiling
-from speculative.types import wide_dtype
-
 NUM_BUCKETS = 32
 MAX_DISTANCE = 128
 # T5X adds -1e10 to what must not be seen; softmax then gives exactly 0 beside any real logit.
 MASKED = -1e10
-# Up to here attention is a reduction where sums may reorder (`compiling`).
-_FEW_QUERIES = 16
 
 
 def relative_buckets(distance: np.ndarray, *, bidirectional: bool) -> np.ndarray:
@@ -53,11 +49,16 @@ def encoder_bias(table: Float[Array, "H 32"], length: int) -> Float[Array, "H S 
     return table[:, relative_buckets(at[:, None] - at[None, :], bidirectional=True)]
 
 
+def bias_by_distance(table: Float[Array, "H 32"], length: int) -> Float[Array, "H T"]:
+    """The decoder's relative bias of a key 0 .. length-1 positions before the query."""
+    return table[:, relative_buckets(np.arange(length), bidirectional=False)]
+
+
 def decoder_bias(
     table: Float[Array, "H 32"], positions: Int[Array, "B M"], length: int
 ) -> Float[Array, "B H M T"]:
     """The decoder's relative bias of queries at `positions` against keys 0 .. length-1."""
-    by_distance = table[:, relative_buckets(np.arange(length), bidirectional=False)]
+    by_distance = bias_by_distance(table, length)
     keys = jnp.arange(length, dtype=positions.dtype)[None, None]
     distance = jnp.clip(positions[:, :, None] - keys, 0, length - 1)
     return jnp.moveaxis(by_distance[:, distance], 0, 1)
@@ -71,8 +72,8 @@ def causal_mask(positions: Int[Array, "B M"], length: int) -> jax.Array:
 
 def attend(
     query: Float[Array, "B H M D"],
-    key: Float[Array, "B H T D"],
-    value: Float[Array, "B H D T"],
+    key: Float[Array, "B H D T"],
+    value: Float[Array, "B H T D"],
     bias: jax.Array | None,
     mask: jax.Array,
     *,
@@ -87,47 +88,23 @@ def attend(
     dtype = query.dtype
     if float32_logits:
         query, key = query.astype(jnp.float32), key.astype(jnp.float32)
-    few = compiling.sums_reorder() and 0 < query.shape[2] <= _FEW_QUERIES
-    if few:
-        logits = _sums(query, key, axis=2).astype(query.dtype)
-    else:
-        logits = jnp.einsum("BHMD,BHTD->BHMT", query, key)
+    logits = jnp.einsum("BHMD,BHDT->BHMT", query, key)
     if bias is not None:
         logits = logits + bias.astype(logits.dtype)
     logits = jnp.where(mask, logits, jnp.asarray(MASKED, logits.dtype))
     weights = jax.nn.softmax(logits, axis=-1).astype(dtype)
     if dropout is not None:
         weights = dropout(weights, broadcast_axes=(2,))
-    if few:
-        out = _sums(weights, value, axis=1).astype(dtype)
-    else:
-        out = jnp.einsum("BHMT,BHDT->BMHD", weights, value)
+    out = jnp.einsum("BHMT,BHTD->BMHD", weights, value)
     return out.reshape(*out.shape[:2], -1)
 
 
-def _sums(few: Float[Array, "B H M N"], many: Float[Array, "B H L N"], axis: int) -> jax.Array:
-    """Each of the M times `many`, summed over N: [B, H, L], stacked along a new `axis` (of M)."""
-    wide = wide_dtype(few.dtype)
-    terms = []
-    # A single reduction of a product XLA would turn into a library's product; see `compiling`.
-    parts = compiling.parts(few.shape[2], few.shape[1])
-    for heads, others in zip(
-        jnp.split(few.astype(wide), parts, axis=1),
-        jnp.split(many.astype(wide), parts, axis=1),
-        strict=True,
-    ):
-        terms += [heads[:, :, m, None, :] * others for m in range(few.shape[2])]
-    sums = compiling.sums(terms)
-    rows = few.shape[2]
-    return jnp.stack([jnp.concatenate(sums[m::rows], axis=1) for m in range(rows)], axis=axis)
-
-
 def split_heads(x: Float[Array, "B M HD"], num_heads: int) -> Float[Array, "B H M D"]:
-    """Queries or keys: [B, M, heads * D] -> [B, heads, M, D]."""
+    """Queries or values: [B, M, heads * D] -> [B, heads, M, D]."""
     batch, length, width = x.shape
     return jnp.swapaxes(x.reshape(batch, length, num_heads, width // num_heads), 1, 2)
 
 
-def split_values(x: Float[Array, "B M HD"], num_heads: int) -> Float[Array, "B H D M"]:
-    """Values: [B, M, heads * D] -> [B, heads, D, M]."""
+def split_keys(x: Float[Array, "B M HD"], num_heads: int) -> Float[Array, "B H D M"]:
+    """Keys: [B, M, heads * D] -> [B, heads, D, M]."""
     return jnp.swapaxes(split_heads(x, num_heads), 2, 3)

@@ -14,23 +14,23 @@ from jaxtyping import Array, Int
 
 
 def allocate(batch: int, heads: int, length: int, head_dim: int, dtype):
-    """Empty caches: keys [batch, heads, length, head_dim], values [batch, heads, head_dim, length].
+    """Empty caches: keys [batch, heads, head_dim, length], values [batch, heads, length, head_dim].
 
     (`attention` says why they differ.)
     """
-    keys = jnp.zeros((batch, heads, length, head_dim), dtype)
-    return keys, jnp.zeros((batch, heads, head_dim, length), dtype)
+    keys = jnp.zeros((batch, heads, head_dim, length), dtype)
+    return keys, jnp.zeros((batch, heads, length, head_dim), dtype)
 
 
 def write(cache: jax.Array, block: jax.Array, starts: Int[Array, "B"], axis: int) -> jax.Array:
     """Row b's positions starts[b] .. starts[b]+M-1 become `block[b]`.
 
     Args:
-      cache: keys [B, H, T, D] or values [B, H, D, T].
+      cache: keys [B, H, D, T] or values [B, H, T, D].
       block: the same with M in the place of T. The caller allocates room for the last block:
         `dynamic_update_slice` would move a block that does not fit, without a word.
       starts: first position to write, for each row.
-      axis: where the positions are: 2 or 3.
+      axis: where the positions are: 3 or 2.
     """
     if cache.shape[0] == 1:
         # One row needs no scatter; XLA updates the loop's buffer in place.

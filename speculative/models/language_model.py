@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from speculative.models import attention, kv_cache, t5
+from speculative.models import kv_cache, t5
+from speculative.models.cached_attention import CachedAttention
 from speculative.models.config import T5Config
 from speculative.models.weights import default_layout, prepare
 from speculative.types import Leaf
@@ -30,9 +31,9 @@ class T5State:
     """What decoding has to remember.
 
     Attributes:
-      keys, values: per decoder layer, self-attention cache, [B, H, T, D] and [B, H, D, T].
-      cross: per decoder layer, (keys [B, H, S, D], values [B, H, D, S]) of the encoder's output.
-      cross_mask: [B, 1, 1, S], True where the input is not padding.
+      keys, values: per decoder layer, self-attention cache, [B, H, D, T] and [B, H, T, D].
+      cross: per decoder layer, (keys [B, H, D, S], values [B, H, S, D]) of the encoder's output.
+      cross_mask: [B, S], True where the input is not padding.
       lengths: [B] int32, positions written and valid.
     """
 
@@ -49,11 +50,14 @@ class T5LanguageModel:
 
     Attributes:
       config: shapes and numerics.
-      layout: of the prepared weights, `plain` or `transposed`; None takes what suits the backend.
+      layout: of the prepared weights, one of `weights.LAYOUTS`; None takes what suits the backend.
+        With `panels`, attention to the cache is a kernel's work, too.
+      weights_dtype: that the matrices are kept in; None as activations are (see `weights.prepare`).
     """
 
     config: T5Config
     layout: str | None = None
+    weights_dtype: str | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -62,7 +66,10 @@ class T5LanguageModel:
 
     def prepare(self, params: Mapping[str, object]):
         """Weights for this model from a T5X tree."""
-        return prepare(params, self.config, layout=self.layout or default_layout())
+        return prepare(params, self.config, layout=self._layout(), weights_dtype=self.weights_dtype)
+
+    def _layout(self) -> str:
+        return self.layout or default_layout()
 
     def prefill(
         self,
@@ -92,7 +99,7 @@ class T5LanguageModel:
             keys=(keys,) * len(layers),
             values=(values,) * len(layers),
             cross=cross,
-            cross_mask=(inputs > 0)[:, None, None, :],
+            cross_mask=inputs > 0,
             lengths=jnp.zeros((batch,), jnp.int32),
         )
         if prompt is None or prompt.shape[1] == 0:
@@ -123,25 +130,30 @@ class T5LanguageModel:
         """
         config = self.config
         stack = weights["decoder"]
-        allocated = state.keys[0].shape[2]
-        steps = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-        positions = state.lengths[:, None] + steps
-        bias = attention.decoder_bias(stack["bias"], positions, allocated)
-        mask = attention.causal_mask(positions, allocated)
+        attend = CachedAttention(
+            config,
+            stack["bias"],
+            state.lengths,
+            tokens.shape[1],
+            state.keys[0].shape[3],
+            native=self._layout() == "panels",
+        )
         keys, values = [], []
 
         x = t5.embed(weights, tokens)
         for i, layer in enumerate(stack["layers"]):
 
-            def store(key, value, i=i):
-                keys.append(kv_cache.write(state.keys[i], key, state.lengths, axis=2))
-                values.append(kv_cache.write(state.values[i], value, state.lengths, axis=3))
-                return keys[-1], values[-1]
+            def attend_to_self(joined, i=i):
+                attended, key, value = attend.to_self(joined, state.keys[i], state.values[i])
+                keys.append(key)
+                values.append(value)
+                return attended
 
-            x = t5.decoder_layer(
-                layer, config, x, store, bias, mask, state.cross[i], state.cross_mask
-            )
-        x = t5.rms_norm(x, stack["norm"])
+            def attend_to_encoded(query, i=i):
+                return attend.to_encoded(query, state.cross[i], state.cross_mask)
+
+            x = t5.decoder_layer(layer, config, x, attend_to_self, attend_to_encoded)
+        x = t5.normalised(x, stack["norm"], weights["logits"])
         wanted = x if logits_at is None else jnp.take_along_axis(x, logits_at[:, :, None], axis=1)
         logits = t5.features_to_logits(weights, config, wanted)
         state = dataclasses.replace(

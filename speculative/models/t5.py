@@ -16,10 +16,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from speculative.kernels import rows
 from speculative.models import attention
 from speculative.models.config import T5Config
 from speculative.models.parameters import Parameters
-from speculative.models.weights import matmul, matmul_split, prepare
+from speculative.models.weights import Panels, matmul, matmul_split, prepare
 from speculative.types import wide_dtype
 
 _ACTIVATIONS: dict[str, Callable] = {
@@ -61,9 +62,16 @@ def rms_norm(x: Float[Array, "B M E"], scale: Float[Array, "E"]) -> Float[Array,
     return (wide * jax.lax.rsqrt(mean_square + 1e-6)).astype(x.dtype) * scale[None, None]
 
 
-def mlp_block(weights, config: T5Config, x: jax.Array, dropout: Dropout | None) -> jax.Array:
-    """Feed-forward block: relu (1.0), or gelu times linear (1.1)."""
-    inputs = matmul_split(x, weights["wi"])
+def normalised(x: Float[Array, "B M E"], scale: Float[Array, "E"], matrix) -> jax.Array:
+    """`rms_norm(x, scale)` as input of `matrix`: by a kernel, where that product is one's, too."""
+    if isinstance(matrix, Panels) and rows.supports(x) and x.dtype == scale.dtype:
+        return rows.rms_norm(x, scale)
+    return rms_norm(x, scale)
+
+
+def mlp_block(weights, config: T5Config, x: jax.Array, scale, dropout: Dropout | None) -> jax.Array:
+    """Feed-forward block, its norm first: relu (1.0), or gelu times linear (1.1)."""
+    inputs = matmul_split(normalised(x, scale, weights["wi"]), weights["wi"])
     hidden = _ACTIVATIONS[config.mlp_activations[0]](inputs[0])
     for name, extra in zip(config.mlp_activations[1:], inputs[1:], strict=True):
         hidden = hidden * _ACTIVATIONS[name](extra)
@@ -75,16 +83,21 @@ def embed(weights, tokens: Int[Array, "B M"], dropout: Dropout | None = None) ->
     return _drop(dropout, weights["embedding"].at[tokens].get(mode="clip"))
 
 
-def self_heads(layer, config: T5Config, x: Float[Array, "B M E"]):
-    """Query [B, H, M, D], key [B, H, M, D] and value [B, H, D, M] of a self-attention block."""
-    query, key, value = matmul_split(
-        rms_norm(x, layer["attention_norm"]), layer["attention"]["qkv"]
-    )
+def attend_to_all(
+    config: T5Config, joined: Float[Array, "B M W"], bias, mask, dropout: Dropout | None
+) -> jax.Array:
+    """Self-attention [B, M, HD] of a whole sequence: queries, keys, values as one product gave
+    them."""
+    query, key, value = jnp.split(joined, 3, axis=-1)
     heads = config.num_heads
-    return (
+    return attention.attend(
         attention.split_heads(query, heads),
-        attention.split_heads(key, heads),
-        attention.split_values(value, heads),
+        attention.split_keys(key, heads),
+        attention.split_heads(value, heads),
+        bias,
+        mask,
+        float32_logits=config.float32_attention_logits,
+        dropout=dropout,
     )
 
 
@@ -98,72 +111,45 @@ def encode(
     mask = (real[:, None, :, None]) & (real[:, None, None, :])
     x = embed(weights, inputs, dropout)
     for layer in stack["layers"]:
-        query, key, value = self_heads(layer, config, x)
-        attended = attention.attend(
-            query,
-            key,
-            value,
-            bias,
-            mask,
-            float32_logits=config.float32_attention_logits,
-            dropout=dropout,
-        )
+        matrix = layer["attention"]["qkv"]
+        joined = matmul(normalised(x, layer["attention_norm"], matrix), matrix)
+        attended = attend_to_all(config, joined, bias, mask, dropout)
         x = x + _drop(dropout, matmul(attended, layer["attention"]["out"]))
-        x = x + _drop(
-            dropout, mlp_block(layer["mlp"], config, rms_norm(x, layer["mlp_norm"]), dropout)
-        )
-    return _drop(dropout, rms_norm(x, stack["norm"]))
+        x = x + _drop(dropout, mlp_block(layer["mlp"], config, x, layer["mlp_norm"], dropout))
+    return _drop(dropout, normalised(x, stack["norm"], weights["logits"]))
 
 
 def cross_keys_values(
     layer, config: T5Config, encoded: Float[Array, "B S E"]
 ) -> tuple[jax.Array, jax.Array]:
-    """A decoder layer's cross-attention keys [B, H, S, D] and values [B, H, D, S], kept."""
+    """A decoder layer's cross-attention keys [B, H, D, S] and values [B, H, S, D], kept."""
     key, value = matmul_split(encoded, layer["cross"]["kv"])
     heads = config.num_heads
-    return attention.split_heads(key, heads), attention.split_values(value, heads)
+    return attention.split_keys(key, heads), attention.split_heads(value, heads)
 
 
 def decoder_layer(
     layer,
     config: T5Config,
     x: Float[Array, "B M E"],
-    store: Callable,
-    self_bias: jax.Array,
-    self_mask: jax.Array,
-    cross: tuple[jax.Array, jax.Array],
-    cross_mask: jax.Array,
+    attend_to_self: Callable[[jax.Array], jax.Array],
+    attend_to_encoded: Callable[[jax.Array], jax.Array],
     dropout: Dropout | None = None,
 ) -> jax.Array:
     """One decoder block.
 
     Args:
-      store: from the new positions' (key, value), [B, H, M, D] and [B, H, D, M], to all that may
-        be attended to, with T for M: the identity for teacher forcing, a cache write for decoding.
-      self_bias, self_mask: broadcast to [B, H, M, T].
-      cross: keys and values of the encoder's output; cross_mask broadcasts to [B, H, M, S].
+      attend_to_self: from the new positions' queries, keys and values, [B, M, 3 * H * D], to what
+        they attend to, [B, M, HD]: to one another in teacher forcing, to a cache in decoding.
+      attend_to_encoded: the same from queries [B, M, HD] over the encoder's output.
     """
-    wide = config.float32_attention_logits
-    query, key, value = self_heads(layer, config, x)
-    attended = attention.attend(
-        query,
-        *store(key, value),
-        self_bias,
-        self_mask,
-        float32_logits=wide,
-        dropout=dropout,
-    )
-    x = x + _drop(dropout, matmul(attended, layer["attention"]["out"]))
-    query = attention.split_heads(
-        matmul(rms_norm(x, layer["cross_norm"]), layer["cross"]["query"]), config.num_heads
-    )
-    attended = attention.attend(
-        query, *cross, None, cross_mask, float32_logits=wide, dropout=dropout
-    )
-    x = x + _drop(dropout, matmul(attended, layer["cross"]["out"]))
-    return x + _drop(
-        dropout, mlp_block(layer["mlp"], config, rms_norm(x, layer["mlp_norm"]), dropout)
-    )
+    matrix = layer["attention"]["qkv"]
+    joined = matmul(normalised(x, layer["attention_norm"], matrix), matrix)
+    x = x + _drop(dropout, matmul(attend_to_self(joined), layer["attention"]["out"]))
+    matrix = layer["cross"]["query"]
+    query = matmul(normalised(x, layer["cross_norm"], matrix), matrix)
+    x = x + _drop(dropout, matmul(attend_to_encoded(query), layer["cross"]["out"]))
+    return x + _drop(dropout, mlp_block(layer["mlp"], config, x, layer["mlp_norm"], dropout))
 
 
 def features_to_logits(weights, config: T5Config, x: Float[Array, "B M E"]) -> jax.Array:
@@ -204,10 +190,22 @@ def teacher_forced(
     x = embed(weights, decoder_inputs, dropout)
     for layer in stack["layers"]:
         cross = cross_keys_values(layer, config, encoded)
-        x = decoder_layer(
-            layer, config, x, lambda k, v: (k, v), bias, mask, cross, cross_mask, dropout
-        )
-    x = _drop(dropout, rms_norm(x, stack["norm"]))
+
+        def attend_to_self(joined):
+            return attend_to_all(config, joined, bias, mask, dropout)
+
+        def attend_to_encoded(query, cross=cross):
+            return attention.attend(
+                attention.split_heads(query, config.num_heads),
+                *cross,
+                None,
+                cross_mask,
+                float32_logits=config.float32_attention_logits,
+                dropout=dropout,
+            )
+
+        x = decoder_layer(layer, config, x, attend_to_self, attend_to_encoded, dropout)
+    x = _drop(dropout, normalised(x, stack["norm"], weights["logits"]))
     return features_to_logits(weights, config, x)
 
 

@@ -4,8 +4,10 @@
 through `matmul`, so a layout is decided in one place and never shows in a checkpoint:
 
 - `Plain`: the kernel [in, out], `x @ kernel`. For training, and where XLA chooses layouts itself.
-- `Transposed`: the kernel kept as [out, in], every output's weights side by side. For decoding on
-  CPU: `kernels.product` reads it as fast as memory allows, for one row or a dozen.
+- `Transposed`: the kernel kept as [out, in], every output's weights side by side, the left operand.
+  For decoding on a CPU that there is no better code for, and for sizes that there is none for.
+- `Panels`: the kernel in panels of 16 outputs. For decoding on CPU: `kernels.product` reads it as
+  fast as memory allows, for one row or a dozen.
 
 Matrices that share an input (query, key, value; the MLP's input matrices) can be joined into one.
 """
@@ -13,18 +15,18 @@ Matrices that share an input (query, key, value; the MLP's input matrices) can b
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from speculative.kernels.product import product, supports
+from speculative.kernels import product as kernels
 from speculative.models.config import T5Config, mlp_input_names
 from speculative.types import Leaf, wide_dtype
 
-LAYOUTS = ("plain", "transposed")
+LAYOUTS = ("plain", "transposed", "panels")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["kernel"], meta_fields=["sizes"])
@@ -45,23 +47,32 @@ class Transposed:
     sizes: tuple[int, ...]
 
 
-Matrix = Plain | Transposed
+@partial(jax.tree_util.register_dataclass, data_fields=["kernel"], meta_fields=["sizes"])
+@dataclasses.dataclass(frozen=True)
+class Panels:
+    """A kernel [out / 16, in, 16] (`kernels.product.panels`); `sizes` as in `Plain`."""
+
+    kernel: Leaf
+    sizes: tuple[int, ...]
+
+
+Matrix = Plain | Transposed | Panels
 
 
 def matmul(x: jax.Array, matrix: Matrix) -> jax.Array:
-    """`x @ kernel`: [..., in] -> [..., out], in the kernel's dtype."""
-    lead, width = x.shape[:-1], x.shape[-1]
+    """`x @ kernel`: [..., in] -> [..., out], in the dtype of x, whatever the kernel is kept in."""
     if isinstance(matrix, Plain):
-        return x @ matrix.kernel
+        return x @ matrix.kernel.astype(x.dtype)
+    lead, width = x.shape[:-1], x.shape[-1]
     rows = x.reshape(-1, width)
-    if supports(rows, matrix.kernel):
-        y = product(rows, matrix.kernel)
+    if isinstance(matrix, Panels):
+        y = kernels.product(rows, matrix.kernel)
     else:
         # The barriers keep XLA from turning this into `rows @ kernel.T`, with the kernel on the
         # right, for which it would copy the kernel.
         rows = lax.optimization_barrier(rows)
         y = lax.optimization_barrier(
-            lax.dot_general(matrix.kernel, rows, (((1,), (1,)), ((), ())))
+            lax.dot_general(matrix.kernel.astype(x.dtype), rows, (((1,), (1,)), ((), ())))
         ).T
     return y.reshape(*lead, y.shape[-1])
 
@@ -77,8 +88,19 @@ def matmul_split(x: jax.Array, matrix: Matrix) -> list[jax.Array]:
 
 
 def default_layout() -> str:
-    """`transposed` on CPU; `plain` where XLA lays matrices out itself (TPU, GPU)."""
-    return "transposed" if jax.default_backend() == "cpu" else "plain"
+    """`panels` on CPU; `plain` where XLA lays matrices out itself (TPU, GPU)."""
+    return "panels" if jax.default_backend() == "cpu" else "plain"
+
+
+def matrix(given: Sequence[jax.Array], *, layout: str) -> Matrix:
+    """One record of kernels [in, out] that share an input, joined along their outputs."""
+    sizes = tuple(k.shape[1] for k in given)
+    joined = given[0] if len(given) == 1 else jnp.concatenate(given, axis=1)
+    if layout == "plain":
+        return Plain(joined, sizes)
+    if layout == "panels" and kernels.supports(joined.shape, joined.dtype):
+        return Panels(kernels.panels(joined), sizes)
+    return Transposed(joined.T, sizes)
 
 
 def prepare(
@@ -86,14 +108,19 @@ def prepare(
     config: T5Config,
     *,
     layout: str = "plain",
+    weights_dtype: str | None = None,
 ) -> dict[str, object]:
     """The weights that the block functions read.
 
     Args:
       params: a T5X tree (nested dicts, unrolled layout), any float dtype.
-      config: its configuration; matrices are cast to `config.dtype`, except the output matrix,
-        which stays float32 as in T5X (logits are always float32).
-      layout: `plain` (differentiable; training) or `transposed` (decoding on CPU).
+      config: its configuration.
+      layout: `plain` (differentiable; training), or for decoding on CPU `panels` (`transposed` for
+        those matrices that there are no panels for) or `transposed`.
+      weights_dtype: of the matrices; None keeps them in `config.dtype`, except the output matrix,
+        which stays float32 as in T5X. Activations are `config.dtype` and logits float32 whatever it
+        is. Nothing changes where it holds every value, as bfloat16 does those of a bfloat16
+        checkpoint: half as much memory is read.
 
     Returns:
       A pytree of matrix records and arrays.
@@ -102,45 +129,40 @@ def prepare(
         raise ValueError(f"layout {layout!r} is none of {LAYOUTS}")
     dtype = jnp.dtype(config.dtype)
 
-    def matrix(*kernels, dtype=dtype) -> Matrix:
-        kernels = [jnp.asarray(k).astype(dtype) for k in kernels]
-        sizes = tuple(k.shape[1] for k in kernels)
-        if layout == "plain":
-            joined = kernels[0] if len(kernels) == 1 else jnp.concatenate(kernels, axis=1)
-            return Plain(joined, sizes)
-        joined = jnp.concatenate([k.T for k in kernels], axis=0)
-        return Transposed(joined, sizes)
+    def joined(*given, dtype=dtype) -> Matrix:
+        kept = weights_dtype or dtype
+        return matrix([jnp.asarray(k).astype(kept) for k in given], layout=layout)
 
     def scale(node) -> jax.Array:
         return jnp.asarray(node["scale"]).astype(dtype)
 
     def mlp(node) -> dict[str, object]:
         return {
-            "wi": matrix(*[node[name]["kernel"] for name in mlp_input_names(config)]),
-            "wo": matrix(node["wo"]["kernel"]),
+            "wi": joined(*[node[name]["kernel"] for name in mlp_input_names(config)]),
+            "wo": joined(node["wo"]["kernel"]),
         }
 
     def self_attention(node) -> dict[str, Matrix]:
         names = ("query", "key", "value")
         return {
-            "qkv": matrix(*[node[name]["kernel"] for name in names]),
-            "out": matrix(node["out"]["kernel"]),
+            "qkv": joined(*[node[name]["kernel"] for name in names]),
+            "out": joined(node["out"]["kernel"]),
         }
 
     def cross_attention(node) -> dict[str, Matrix]:
         return {
-            "query": matrix(node["query"]["kernel"]),
-            "kv": matrix(node["key"]["kernel"], node["value"]["kernel"]),
-            "out": matrix(node["out"]["kernel"]),
+            "query": joined(node["query"]["kernel"]),
+            "kv": joined(node["key"]["kernel"], node["value"]["kernel"]),
+            "out": joined(node["out"]["kernel"]),
         }
 
     encoder, decoder = params["encoder"], params["decoder"]
     embedding = jnp.asarray(params["token_embedder"]["embedding"])
     output_dtype = wide_dtype(dtype)
     if config.logits_via_embedding:
-        logits = matrix(embedding.T, dtype=output_dtype)
+        logits = joined(embedding.T, dtype=output_dtype)
     else:
-        logits = matrix(decoder["logits_dense"]["kernel"], dtype=output_dtype)
+        logits = joined(decoder["logits_dense"]["kernel"], dtype=output_dtype)
     return {
         "embedding": embedding.astype(dtype),
         "logits": logits,

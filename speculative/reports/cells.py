@@ -145,7 +145,13 @@ def _time_caveats(s: Setting) -> Iterable[str]:
 
 
 def _dtype(s: Setting) -> str:
-    return s.dtype if s.precision is None else f"{s.dtype}, precision {s.precision}"
+    kept = s.draft.weights_dtype
+    parts = [s.dtype]
+    if kept not in (None, s.dtype):
+        parts.append(f"the draft's weights {kept}")
+    if s.precision is not None:
+        parts.append(f"precision {s.precision}")
+    return ", ".join(parts)
 
 
 def _sampling(s: Setting) -> str:

@@ -43,17 +43,24 @@ class Model:
       config: its configuration; None reads it off the checkpoint.
       name: for tables and records; None takes the directory's name.
       dtype: of activations where `config` is None.
+      weights_dtype: that the matrices are kept in; None as activations are. With bfloat16 a draft
+        costs half the memory traffic; the output's law is the target's whatever the draft is.
     """
 
     checkpoint_path: str
     config: T5Config | None = None
     name: str | None = None
     dtype: str = "float32"
+    weights_dtype: str | None = None
 
     def load(self) -> pairs.LoadedModel:
         """Read the checkpoint (CheckpointError: one line on what is wrong with it)."""
         return pairs.load_model(
-            self.checkpoint_path, config=self.config, name=self.name, dtype=self.dtype
+            self.checkpoint_path,
+            config=self.config,
+            name=self.name,
+            dtype=self.dtype,
+            weights_dtype=self.weights_dtype,
         )
 
 
@@ -196,7 +203,9 @@ def _check(settings: Mapping[str, Any]) -> None:
 
 
 def _model_record(loaded: pairs.LoadedModel) -> records.Model:
-    return records.Model(loaded.name, loaded.parameters, loaded.checkpoint)
+    return records.Model(
+        loaded.name, loaded.parameters, loaded.checkpoint, loaded.model.weights_dtype
+    )
 
 
 def _evaluate_setting(
@@ -249,7 +258,9 @@ def _evaluate_setting(
     draft_s, verify_s = runs * part.propose, runs * part.verify
     emitted_baseline = sum(int(o.lengths.sum()) for o in times.baseline)
     config = pair.target.model.config
-    step_bytes = bytes_per_step(config, jnp.dtype(config.dtype).itemsize, logits_itemsize=4)
+    kept = pair.target.model.weights_dtype
+    itemsize = jnp.dtype(kept or config.dtype).itemsize
+    step_bytes = bytes_per_step(config, itemsize, logits_itemsize=itemsize if kept else 4)
     verify_ratio = part.verify / part.step
     # A step of the baseline in its own loop: all of it that is not encoders.
     loop_step_s = (baseline_s - float(np.median(times.baseline_encoder_s))) / outputs.totals(

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from speculative import compiling, sampling
+from speculative import sampling
 from speculative.decoding import loop
 from speculative.decoding import round as rounds
 from speculative.decoding.autoregressive import autoregressive
 from speculative.decoding.round import Decoder, DecodeState, Request
-from speculative.models.weights import Transposed, matmul
+from speculative.models.weights import default_layout, matmul, matrix
 
 
 def timed(function, *arguments):
@@ -32,18 +32,18 @@ def timed(function, *arguments):
 
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-    """One request decoded: output, seconds of the encoders (`start`), and of the loop (`run`)."""
+    """One request decoded: output, seconds of all of it, and of the encoders run by themselves."""
 
     output: loop.Output
-    start_s: float
-    run_s: float
+    seconds: float
+    encoder_s: float
 
 
 def decode_timed(decoder: Decoder, weights, request: Request) -> Decoded:
-    """Decode once."""
-    state, start_s = timed(loop.start, decoder, weights, request)
-    state, run_s = timed(loop.run, decoder, weights, request, state)
-    return Decoded(loop.result(decoder, state), start_s, run_s)
+    """Decode once, and run the encoders once more by themselves."""
+    _, encoder_s = timed(loop.start, decoder, weights, request)
+    state, seconds = timed(loop.complete, decoder, weights, request)
+    return Decoded(loop.result(decoder, state), seconds, encoder_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ def warm_up(decoders: Sequence[Decoder], weights, requests: Sequence[Request]) -
     begun = time.perf_counter()
     for request in {r.inputs.shape: r for r in requests}.values():
         for decoder in decoders:
-            loop.decode(decoder, weights, request)
+            decode_timed(decoder, weights, request)
     return time.perf_counter() - begun
 
 
@@ -97,7 +97,7 @@ def interleaved(
 
 def total_s(decoded: Sequence[Decoded]) -> float:
     """Seconds of these decodes, encoders included."""
-    return sum(one.start_s + one.run_s for one in decoded)
+    return sum(one.seconds for one in decoded)
 
 
 def repeats(
@@ -109,8 +109,8 @@ def repeats(
     return Repeats(
         baseline_s=[total_s(repeat) for repeat in baseline],
         speculative_s=[total_s(repeat) for repeat in speculative],
-        encoder_s=[sum(one.start_s for one in repeat) for repeat in speculative],
-        baseline_encoder_s=[sum(one.start_s for one in repeat) for repeat in baseline],
+        encoder_s=[sum(one.encoder_s for one in repeat) for repeat in speculative],
+        baseline_encoder_s=[sum(one.encoder_s for one in repeat) for repeat in baseline],
         baseline=[one.output for one in baseline[0]],
         speculative=[one.output for one in speculative[0]],
     )
@@ -120,7 +120,7 @@ def repeats(
 _WITHIN = 8
 
 
-@partial(compiling.jit, static_argnums=0, donate_argnums=3)
+@partial(jax.jit, static_argnums=0, donate_argnums=3)
 def _propose(decoder: Decoder, weights, request: Request, draft_state, state: DecodeState):
     """All gamma draft steps on the real state, `_WITHIN` times; the state comes back as it was."""
     keys = None
@@ -139,7 +139,7 @@ def _propose(decoder: Decoder, weights, request: Request, draft_state, state: De
     return last, draft_state
 
 
-@partial(compiling.jit, static_argnums=0, donate_argnums=2)
+@partial(jax.jit, static_argnums=0, donate_argnums=2)
 def _extend(decoder: Decoder, weights, target_state, tokens):
     """A target run over the given positions, `_WITHIN` times; the state comes back as it was."""
     lengths = target_state.lengths
@@ -219,16 +219,16 @@ class PartTimer:
 def read_bandwidth(megabytes: int = 256, count: int = 7) -> float:
     """Bytes per second at which this device reads memory: the best of a sum, a matrix-vector
     product, and the decoder's own kind of product over `megabytes` that no cache holds."""
-    side = int((megabytes * 1e6 / 4) ** 0.5) // 4 * 4
-    matrix = jnp.ones((side, side), jnp.float32)
+    side = int((megabytes * 1e6 / 4) ** 0.5) // 16 * 16
+    square = jnp.ones((side, side), jnp.float32)
     vector = jnp.ones((side,), jnp.float32)
     rates = []
     for function, arguments in (
-        (jax.jit(jnp.sum), (matrix,)),
-        (jax.jit(jnp.dot), (matrix, vector)),
-        (compiling.jit(matmul), (vector[None], Transposed(matrix, (side,)))),
+        (jax.jit(jnp.sum), (square,)),
+        (jax.jit(jnp.dot), (square, vector)),
+        (jax.jit(matmul), (vector[None], matrix((square,), layout=default_layout()))),
     ):
         jax.block_until_ready(function(*arguments))
         seconds = [timed(function, *arguments)[1] for _ in range(count)]
-        rates.append(matrix.size * 4 / float(np.median(seconds)))
+        rates.append(square.size * 4 / float(np.median(seconds)))
     return max(rates)

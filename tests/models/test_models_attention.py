@@ -64,8 +64,8 @@ def test_bias_follows_each_rows_own_positions():
 
 def test_masked_keys_have_no_weight():
     query = jnp.ones((1, 1, 1, 2))
-    key = jnp.asarray([[[[1.0, 1.0], [9.0, 9.0]]]])
-    value = jnp.asarray([[[[1.0, 1e30], [2.0, 1e30]]]])
+    key = jnp.asarray([[[[1.0, 9.0], [1.0, 9.0]]]])
+    value = jnp.asarray([[[[1.0, 2.0], [1e30, 1e30]]]])
     mask = jnp.asarray([True, False]).reshape(1, 1, 1, 2)
     out = attention.attend(query, key, value, None, mask)
     np.testing.assert_array_equal(out[0, 0], [1.0, 2.0])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative import compiling, testing
+from speculative import testing
 from speculative.models import kv_cache, t5
 from tests.decoding import toys
 
@@ -22,12 +22,12 @@ MODELS = {
 ROWS, SPACE = 4, 16
 
 
-@partial(compiling.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0)
 def extend(model, weights, state, tokens):
     return model.extend(weights, state, tokens)
 
 
-@partial(compiling.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0)
 def prefill(model, weights, inputs):
     return model.prefill(weights, inputs, None, SPACE)
 

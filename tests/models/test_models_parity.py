@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from speculative import compiling
 from speculative.models import t5
 from speculative.models.language_model import T5LanguageModel
 from speculative.models.weights import LAYOUTS, prepare
@@ -24,7 +23,7 @@ def extend(model, weights, state, tokens):
     return model.extend(weights, state, tokens)
 
 
-@partial(compiling.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0)
 def prefill(model, weights, inputs):
     return model.prefill(weights, inputs, None, 13)
 
@@ -61,10 +60,9 @@ def test_encoder_output():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("case", FLOAT32)
-@pytest.mark.parametrize("jit", [compiling.jit, jax.jit])
-def test_cached_logits_one_by_one_and_in_blocks(jit, case, layout):
+def test_cached_logits_one_by_one_and_in_blocks(case, layout):
     """As the drivers compile it, whatever the size, and as a user would."""
-    step = jit(extend, static_argnums=0)
+    step = jax.jit(extend, static_argnums=0)
     config, tree, outputs = references.load(case)
     model = T5LanguageModel(config, layout=layout)
     weights = model.prepare(tree)
