@@ -24,7 +24,7 @@ draw = jax.jit(sampling.draw)
 
 def law_of(logits, mode="sampled", **settings) -> np.ndarray:
     logits = jnp.asarray(logits, jnp.float32)
-    return np.asarray(standardise(logits[None], sampling.make(1, **settings), mode)[0])
+    return np.asarray(standardise(logits[None], sampling.make(1, **settings), mode))[0]
 
 
 def reference(logits, temperature, top_k, top_p, min_p) -> tuple[np.ndarray, float]:

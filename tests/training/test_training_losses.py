@@ -13,6 +13,9 @@ from speculative.training import losses
 
 VOCAB = 5
 
+cross_entropy = jax.jit(losses.cross_entropy, static_argnames=("label_smoothing", "z_loss"))
+forward_kl = jax.jit(losses.forward_kl)
+
 
 def example():
     random = np.random.default_rng(0)
@@ -28,8 +31,8 @@ def example():
 
 def test_plain_loss_is_that_of_optax():
     logits, targets, weights = example()
-    loss, sums = losses.cross_entropy(logits, targets, weights)
-    each = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    loss, sums = cross_entropy(logits, targets, weights)
+    each = jax.jit(optax.softmax_cross_entropy_with_integer_labels)(logits, targets)
     wanted = float(np.sum(np.asarray(each) * np.asarray(weights)))
     assert float(loss) == pytest.approx(wanted, rel=1e-6)
     assert float(sums["loss"]) == pytest.approx(wanted, rel=1e-6)
@@ -42,9 +45,7 @@ def test_plain_loss_is_that_of_optax():
 @pytest.mark.parametrize("z_loss", [0.0, 1e-2])
 def test_smoothing_and_z_loss(smoothing, z_loss):
     logits, targets, weights = example()
-    loss, sums = losses.cross_entropy(
-        logits, targets, weights, label_smoothing=smoothing, z_loss=z_loss
-    )
+    loss, sums = cross_entropy(logits, targets, weights, label_smoothing=smoothing, z_loss=z_loss)
     wide = np.asarray(logits, np.float64)
     log_z = scipy.special.logsumexp(wide, axis=-1)
     soft = np.full((2, 3, VOCAB), smoothing / (VOCAB - 1))
@@ -53,7 +54,7 @@ def test_smoothing_and_z_loss(smoothing, z_loss):
     divergence = np.sum(scipy.special.rel_entr(soft, np.exp(wide - log_z[..., None])), axis=-1)
     wanted = np.sum((divergence + z_loss * log_z**2) * np.asarray(weights))
     assert float(loss) == pytest.approx(wanted, rel=1e-5)
-    plain, _ = losses.cross_entropy(logits, targets, weights)
+    plain, _ = cross_entropy(logits, targets, weights)
     assert float(sums["loss"]) == pytest.approx(float(plain), rel=1e-6)  # what is logged
 
 
@@ -62,14 +63,14 @@ def test_a_perfect_model_scores_zero_under_smoothing():
     law[..., 2] = 0.9
     logits = jnp.asarray(np.log(law), jnp.float32)
     one = jnp.ones((1, 1), jnp.int32)
-    loss, _ = losses.cross_entropy(logits, 2 * one, one, label_smoothing=0.1)
+    loss, _ = cross_entropy(logits, 2 * one, one, label_smoothing=0.1)
     assert float(loss) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_padding_has_no_gradient():
     logits, targets, weights = example()
-    gradient = jax.grad(
-        lambda x: losses.cross_entropy(x, targets, weights, label_smoothing=0.1, z_loss=1e-2)[0]
+    gradient = jax.jit(
+        jax.grad(lambda x: cross_entropy(x, targets, weights, label_smoothing=0.1, z_loss=1e-2)[0])
     )(logits)
     padded = np.asarray(weights) == 0
     assert (np.asarray(gradient)[padded] == 0).all()
@@ -83,14 +84,15 @@ def test_the_divergence_is_that_of_scipy():
     q = scipy.special.softmax(np.asarray(logits, np.float64), axis=-1)
     each = np.sum(scipy.special.rel_entr(p, q), axis=-1)
     wanted = np.sum(each * np.asarray(weights))
-    assert float(losses.forward_kl(logits, teacher, weights)) == pytest.approx(wanted, rel=1e-5)
-    assert float(losses.forward_kl(teacher, teacher, weights)) == pytest.approx(0.0, abs=1e-6)
+    assert float(forward_kl(logits, teacher, weights)) == pytest.approx(wanted, rel=1e-5)
+    assert float(forward_kl(teacher, teacher, weights)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_the_divergence_moves_the_student_alone():
     logits, _, weights = example()
     teacher = logits + jnp.asarray(np.random.default_rng(1).normal(size=logits.shape), jnp.float32)
-    of_student, of_teacher = jax.grad(losses.forward_kl, argnums=(0, 1))(logits, teacher, weights)
+    gradients = jax.jit(jax.grad(losses.forward_kl, argnums=(0, 1)))
+    of_student, of_teacher = gradients(logits, teacher, weights)
     assert (np.asarray(of_teacher) == 0).all()
     # Its gradient is q - p: it would be p's own entropy's, too, if p were not held fixed.
     difference = np.asarray(jax.nn.softmax(logits) - jax.nn.softmax(teacher))

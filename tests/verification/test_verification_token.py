@@ -15,6 +15,9 @@ from speculative.types import Proposal
 from speculative.verification import TokenVerifier, Verifier, decide
 
 VERIFIER = TokenVerifier()
+# Compiled, as decoding has them: one program for each shape, and not one for each operation.
+acceptance, residual_law = jax.jit(VERIFIER.acceptance), jax.jit(VERIFIER.residual)
+decided = jax.jit(decide, static_argnums=0)
 LARGEST_UNIFORM = np.float32(1 - 2**-24)
 PAIRS = {
     "two tokens": ([0.6, 0.4], [0.8, 0.2], 0.8, [0, 1]),
@@ -27,9 +30,7 @@ PAIRS = {
 def proposal_of(tokens, q, length=None) -> Proposal:
     tokens = jnp.asarray(tokens, jnp.int32)
     rows, gamma = tokens.shape
-    length = (
-        jnp.full((rows,), gamma, jnp.int32) if length is None else jnp.asarray(length, jnp.int32)
-    )
+    length = np.full((rows,), gamma, np.int32) if length is None else np.asarray(length, np.int32)
     return Proposal(tokens, length, None if q is None else jnp.asarray(q))
 
 
@@ -44,8 +45,8 @@ def every_token(p, q):
 def first_token_law(p, q) -> np.ndarray:
     """Summed over the drafted token and whether it is accepted."""
     laws, proposal = every_token(p, q)
-    chance = np.asarray(VERIFIER.acceptance(laws, proposal))
-    rejected = VERIFIER.residual(laws, proposal, jnp.zeros((len(p),), jnp.int32))
+    chance = np.asarray(acceptance(laws, proposal))
+    rejected = residual_law(laws, proposal, np.zeros((len(p),), np.int32))
     return q * chance[:, 1] + (q * chance[:, 0]) @ np.asarray(rejected)
 
 
@@ -60,16 +61,16 @@ def test_anchors(name, float64):
     p, q, alpha, residual = PAIRS[name]
     p, q = np.asarray(p), np.asarray(q)
     laws, proposal = every_token(p, q)
-    chance = np.asarray(VERIFIER.acceptance(laws, proposal))
+    chance = np.asarray(acceptance(laws, proposal))
     assert float(q @ chance[:, 1]) == pytest.approx(alpha, abs=1e-15)
-    rejected = VERIFIER.residual(laws, proposal, jnp.zeros((len(p),), jnp.int32))
+    rejected = np.asarray(residual_law(laws, proposal, np.zeros((len(p),), np.int32)))
     np.testing.assert_allclose(rejected[0], residual, atol=1e-15)
     np.testing.assert_allclose(first_token_law(p, q), p, atol=1e-15)
 
 
 def test_residual_is_exact_where_one_token_is_left():
     laws, proposal = every_token([0.5, 0.3, 0.2], [0.2, 0.3, 0.5])
-    residual = VERIFIER.residual(laws, proposal, jnp.zeros((3,), jnp.int32))
+    residual = residual_law(laws, proposal, np.zeros((3,), np.int32))
     np.testing.assert_array_equal(residual, np.tile([1.0, 0.0, 0.0], (3, 1)))
 
 
@@ -102,7 +103,7 @@ def random_laws(seed, gamma, vocab=3):
 def test_acceptance_is_a_law_and_what_is_emitted_has_the_law_p(gamma, float64):
     p, q, drafts = random_laws(gamma, gamma)
     proposal = proposal_of(drafts, q)
-    chance = np.asarray(VERIFIER.acceptance(jnp.asarray(p), proposal))
+    chance = np.asarray(acceptance(jnp.asarray(p), proposal))
     np.testing.assert_allclose(chance.sum(axis=1), 1.0, atol=1e-14)
     assert (chance >= 0).all()
     weight = np.prod(np.take_along_axis(q, drafts[:, :, None], axis=2)[:, :, 0], axis=1)
@@ -113,9 +114,7 @@ def test_acceptance_is_a_law_and_what_is_emitted_has_the_law_p(gamma, float64):
         tuple(d[:i]): row[i] for d, row in zip(drafts, p, strict=True) for i in range(gamma + 1)
     }
     for n in range(gamma + 1):
-        after = np.asarray(
-            VERIFIER.residual(jnp.asarray(p), proposal, jnp.full((len(p),), n, jnp.int32))
-        )
+        after = np.asarray(residual_law(jnp.asarray(p), proposal, np.full((len(p),), n, np.int32)))
         for i, draft in enumerate(drafts):
             for token in range(3):
                 start = (*draft[:n], token)
@@ -137,14 +136,14 @@ def one_round(p, q, tokens, accept, following=0.5, length=None):
     gamma = len(tokens)
     laws = jnp.asarray(np.tile(np.asarray(p, np.float32), (1, gamma + 1, 1)))
     laws_q = None if q is None else np.tile(np.asarray(q, np.float32), (1, gamma, 1))
-    verdict = decide(
+    verdict = decided(
         VERIFIER,
         laws,
         proposal_of([tokens], laws_q, None if length is None else [length]),
-        jnp.full((1,), accept, jnp.float32),
-        jnp.full((1,), following, jnp.float32),
+        np.full((1,), accept, np.float32),
+        np.full((1,), following, np.float32),
     )
-    return int(verdict.accepted[0]), int(verdict.next_token[0])
+    return int(np.asarray(verdict.accepted)[0]), int(np.asarray(verdict.next_token)[0])
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, LARGEST_UNIFORM])
@@ -180,16 +179,14 @@ def test_point_masses(float64):
     p = np.asarray([0.6, 0.3, 0.1])
     laws = jnp.asarray(np.tile(p, (3, 2, 1)))
     proposal = proposal_of(np.arange(3)[:, None], None)
-    np.testing.assert_allclose(VERIFIER.acceptance(laws, proposal)[:, 1], p, atol=1e-15)
-    rejected = np.asarray(VERIFIER.residual(laws, proposal, jnp.zeros((3,), jnp.int32)))
+    np.testing.assert_allclose(np.asarray(acceptance(laws, proposal))[:, 1], p, atol=1e-15)
+    rejected = np.asarray(residual_law(laws, proposal, np.zeros((3,), np.int32)))
     np.testing.assert_allclose(rejected[0], [0, 0.75, 0.25], atol=1e-15)
     for token in range(3):
         law = p[token] * np.eye(3)[token] + (1 - p[token]) * rejected[token]
         np.testing.assert_allclose(law, p, atol=1e-15)
     one_hot = proposal_of(np.arange(3)[:, None], np.eye(3)[:, None])
-    np.testing.assert_allclose(
-        VERIFIER.acceptance(laws, one_hot), VERIFIER.acceptance(laws, proposal), atol=1e-15
-    )
+    np.testing.assert_allclose(acceptance(laws, one_hot), acceptance(laws, proposal), atol=1e-15)
 
 
 def test_point_mass_that_is_certain_leaves_no_residual():
@@ -204,10 +201,9 @@ def test_places_that_were_not_proposed_are_not_accepted():
     # After everything that was proposed comes p, and no residual.
     laws = jnp.asarray(np.tile(np.float32([0.2, 0.8]), (1, 4, 1)))
     proposal = proposal_of([[0, 0, 0]], np.tile(np.float32([0.9, 0.1]), (1, 3, 1)), [2])
-    np.testing.assert_array_equal(
-        VERIFIER.residual(laws, proposal, jnp.asarray([2], jnp.int32))[0], np.float32([0.2, 0.8])
-    )
-    assert float(VERIFIER.acceptance(laws, proposal)[0, 3]) == 0.0
+    after = np.asarray(residual_law(laws, proposal, np.asarray([2], np.int32)))
+    np.testing.assert_array_equal(after[0], np.float32([0.2, 0.8]))
+    assert float(np.asarray(acceptance(laws, proposal))[0, 3]) == 0.0
 
 
 def test_temperature_zero_accepts_what_the_argmax_names():
@@ -227,11 +223,10 @@ def test_the_sampled_form_has_the_acceptance_law():
         np.tile(drafts[at], (rows, 1)), np.tile(q[at].astype(np.float32), (rows, 1, 1))
     )
     uniform = jnp.asarray((np.arange(rows) + 0.5) / rows, jnp.float32)
-    verdict = decide(VERIFIER, laws, proposal, uniform, uniform)
+    verdict = decided(VERIFIER, laws, proposal, uniform, uniform)
     counts = np.bincount(np.asarray(verdict.accepted), minlength=gamma + 1)
-    wanted = (
-        rows * np.asarray(VERIFIER.acceptance(laws[:1], jax.tree.map(lambda x: x[:1], proposal)))[0]
-    )
+    one = jax.tree.map(lambda x: np.asarray(x)[:1], (laws, proposal))
+    wanted = rows * np.asarray(acceptance(*one))[0]
     np.testing.assert_allclose(counts, wanted, atol=2)
 
 
