@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from speculative.models import t5
 from tests.decoding import toys
 
 ROWS, LENGTH = 3, 6
+# Of the same structure all, so that one program serves them.
+NEUTRAL = {"top_k": 0, "bias": {0: 0.0}, "vocab_size": 32}
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +25,9 @@ def case():
     tokens = np.random.default_rng(2).integers(2, 32, size=(ROWS, LENGTH)).astype(np.int32)
     fed = np.concatenate([np.zeros((ROWS, 1), np.int32), tokens[:, :-1]], axis=1)
     # The training path: whole sequences without a cache.
+    teacher_forced = jax.jit(t5.teacher_forced, static_argnums=1)
     logits = [
-        np.asarray(
-            t5.teacher_forced(
-                weights[name],
-                model.config,
-                *map(jnp.asarray, (inputs, fed, tokens)),
-            ),
-            np.float64,
-        )
+        np.asarray(teacher_forced(weights[name], model.config, inputs, fed, tokens), np.float64)
         for name, model in (("target", toys.TARGET), ("draft", toys.DRAFT))
     ]
     return weights, inputs, tokens, logits
@@ -38,7 +35,7 @@ def case():
 
 def measured(case, mode, **settings):
     weights, inputs, tokens, _ = case
-    settings = sampling.make(ROWS, vocab_size=32, **settings)
+    settings = sampling.make(ROWS, **(NEUTRAL | settings))
     overlap = scoring.acceptance(
         toys.TARGET,
         toys.DRAFT,
@@ -109,7 +106,7 @@ def test_a_model_agrees_with_itself(case):
 @pytest.mark.parametrize("forbidden", [(), (5, 9)])
 def test_top_two_gap(case, forbidden):
     weights, inputs, tokens, (logits, _) = case
-    settings = sampling.make(ROWS, forbidden_ids=forbidden, vocab_size=32)
+    settings = sampling.make(ROWS, **(NEUTRAL | {"forbidden_ids": forbidden}))
     gap = scoring.top_two_gap(
         toys.TARGET, weights, jnp.asarray(inputs), jnp.asarray(tokens), settings
     )

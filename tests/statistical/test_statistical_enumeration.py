@@ -65,7 +65,7 @@ def test_mixed_mode_at_temperature_zero_is_the_argmax():
 
 
 def test_draft_that_is_the_target():
-    check_by_summation(decoder(), lambda: weights(0, 0))
+    check_by_summation(decoder(), lambda: weights(0, 0), **NEUTRAL)
 
 
 def test_disjoint_supports():
@@ -75,7 +75,7 @@ def test_disjoint_supports():
             "draft": testing.tables_of_laws(MODEL, [0.0, 0.0, 1.0]),
         }
 
-    check_by_summation(decoder(), apart)
+    check_by_summation(decoder(), apart, **NEUTRAL)
 
 
 def _context(fed, source=1):
