@@ -202,7 +202,9 @@ def run(
         ocp.CheckpointManager((directory / "state").resolve(), options=options) as manager,
         _Stop() as stop,
     ):
-        state = trainer.init(initial_params)
+        # Committed to its device, as what is restored is: else a resumed run's step is another
+        # program than a fresh one's, and is not found in the compilation cache.
+        state = jax.device_put(trainer.init(initial_params), jax.local_devices()[0])
         if manager.latest_step() is not None:
             abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
             state = manager.restore(manager.latest_step(), args=ocp.args.StandardRestore(abstract))
