@@ -17,7 +17,7 @@ INSTALL = [
     # JAX removes and renames between minor versions; raised when the tests pass on the next one.
     "jax>=0.10,<0.13",
     "jaxtyping>=0.3",
-    # Compiles the CPU product. `speculative/kernels` depends on how its IR layer types pointers.
+    # Compiles the CPU kernels. `speculative/kernels` depends on how its IR layer types pointers.
     "llvmlite>=0.50,<0.51",
     "msgpack>=1.0",
     "numpy>=2.0",
