@@ -13,7 +13,7 @@ from speculative.decoding.round import ENDED_BY_EOS
 from speculative.drafts.model import ModelDraft
 from tests.decoding import toys
 
-MODELS = 25
+MODELS = 200
 BUDGETS = np.arange(10)  # one row for each
 
 
@@ -62,6 +62,21 @@ def test_speculative_equals_autoregressive(gamma, models, baseline):
         )
         accepted, proposed = accepted + counts.accepted.sum(), proposed + counts.proposed.sum()
     assert 0.05 < accepted / proposed < 0.95  # neither a draft that is never right nor always
+
+
+@pytest.mark.parametrize("gamma", [1, 4, 8])
+def test_and_so_it_does_in_the_layout_of_this_backend(gamma):
+    """On CPU: panels, and attention, norm and argmax as kernels."""
+    pair = {"target": toys.KERNEL_TARGET, "draft": toys.KERNEL_DRAFT}
+    decoder = toys.t5_decoder(gamma, **pair | {"draft": ModelDraft(toys.KERNEL_DRAFT)})
+    accepted = proposed = 0
+    for seed, request in enumerate(requests()[:50]):
+        weights = toys.pair_weights(seed, **pair)
+        got = loop.decode(decoder, weights, request)
+        assert_same_output(got, loop.decode(autoregressive(decoder), weights, request))
+        accepted += got.statistics.accepted.sum()
+        proposed += got.statistics.proposed.sum()
+    assert 0.05 < accepted / proposed < 0.95
 
 
 def test_draft_that_is_the_target_is_accepted_whole(models, baseline):

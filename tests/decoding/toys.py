@@ -15,6 +15,10 @@ from tests import tiny
 CONFIG = tiny.config(vocab_size=32, num_decoder_layers=2)
 TARGET = T5LanguageModel(CONFIG, layout="plain")
 DRAFT = T5LanguageModel(CONFIG.replace(num_decoder_layers=1), layout="plain")
+# Of sizes that the CPU's kernels take, all of them.
+KERNEL_CONFIG = CONFIG.replace(emb_dim=32, head_dim=16, mlp_dim=48)
+KERNEL_TARGET = T5LanguageModel(KERNEL_CONFIG)
+KERNEL_DRAFT = T5LanguageModel(KERNEL_CONFIG.replace(num_decoder_layers=1))
 
 
 def random_tree(config: T5Config, seed: int) -> dict:
@@ -34,10 +38,10 @@ def random_tree(config: T5Config, seed: int) -> dict:
     return tree
 
 
-def pair_weights(seed: int) -> dict:
+def pair_weights(seed: int, target=TARGET, draft=DRAFT) -> dict:
     """A random target, and the draft that is the same T5 without its last decoder layer."""
-    tree = random_tree(CONFIG, seed)
-    return {"target": TARGET.prepare(tree), "draft": DRAFT.prepare(tree)}
+    tree = random_tree(target.config, seed)
+    return {"target": target.prepare(tree), "draft": draft.prepare(tree)}
 
 
 def t5_decoder(gamma: int, **changes) -> Decoder:

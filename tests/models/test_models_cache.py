@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from speculative import testing
+from speculative.kernels import engine
 from speculative.models import kv_cache, t5
+from speculative.models.weights import default_layout
 from tests.decoding import toys
 
 MODELS = {
     "t5": toys.TARGET,
     "t5 transposed": dataclasses.replace(toys.TARGET, layout="transposed"),
+    "t5 kernels": toys.KERNEL_TARGET,
     "table": testing.TableLanguageModel(32, 8),
 }
 ROWS, SPACE = 4, 16
@@ -34,7 +37,7 @@ def prefill(model, weights, inputs):
 
 def weights_of(name):
     if name != "table":
-        return MODELS[name].prepare(toys.random_tree(toys.CONFIG, 3))
+        return MODELS[name].prepare(toys.random_tree(MODELS[name].config, 3))
     return testing.random_tables(MODELS[name], 3)
 
 
@@ -70,6 +73,20 @@ def test_a_block_equals_its_steps(started):
     second, state = extend(model, weights, state, tokens[:, 4:])
     close(np.concatenate([first, second], axis=1), wanted)
     np.testing.assert_array_equal(state.lengths, 8)
+
+
+@pytest.mark.skipif(default_layout() != "panels", reason="the kernels are for CPU")
+@pytest.mark.skipif(engine.machine() is None, reason="there are no kernels for this processor")
+def test_on_kernels_it_equals_them_to_the_bit():
+    model, weights, tokens = toys.KERNEL_TARGET, weights_of("t5 kernels"), tokens_of(8)
+    state = prefill(model, weights, toys.encoder_inputs(ROWS))
+    wanted, _ = step_by_step(model, weights, state, tokens)
+    for width in (2, 4, 8):
+        block, at = [], state
+        for begin in range(0, 8, width):
+            logits, at = extend(model, weights, at, tokens[:, begin : begin + width])
+            block.append(logits)
+        np.testing.assert_array_equal(np.concatenate(block, axis=1), wanted)
 
 
 def test_going_back_and_on_equals_a_fresh_cache_on_ragged_rows(started):
@@ -135,15 +152,19 @@ def test_a_prompt_is_fed_first():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), prompted, state)
 
 
-def test_far_positions_equal_a_full_forward_pass():
-    model, weights = toys.TARGET, weights_of("t5")
+@pytest.mark.parametrize(("name", "atol"), [("t5", 1e-5), ("t5 kernels", 2e-5)])
+def test_far_positions_equal_a_full_forward_pass(name, atol):
+    """(The larger of the two has larger logits.)"""
+    model, weights = MODELS[name], weights_of(name)
+    # Teacher forcing in the plain layout, which is held to T5X's own logits.
+    plain = dataclasses.replace(model, layout="plain").prepare(toys.random_tree(model.config, 3))
     random = np.random.default_rng(5)
     tokens = jnp.asarray(random.integers(2, 32, size=(2, 158)), jnp.int32)
     inputs = jnp.asarray(toys.encoder_inputs(2))
 
     @jax.jit
-    def all_ways(weights):
-        full = t5.teacher_forced(weights, model.config, inputs, tokens, jnp.ones_like(tokens))
+    def all_ways(weights, plain):
+        full = t5.teacher_forced(plain, model.config, inputs, tokens, jnp.ones_like(tokens))
         state = model.prefill(weights, inputs, tokens[:, :150], 160)
         one, _ = model.extend(weights, state, tokens[:, 150:151])
         block, _ = model.extend(weights, state, tokens[:, 150:])
@@ -156,8 +177,8 @@ def test_far_positions_equal_a_full_forward_pass():
         )
         return full, one, block, picked, features
 
-    full, one, block, picked, features = all_ways(weights)
-    np.testing.assert_allclose(one, full[:, 150:151], atol=1e-5)
-    np.testing.assert_allclose(block, full[:, 150:], atol=1e-5)
-    np.testing.assert_allclose(picked[:, 0], np.stack([full[0, 152], full[1, 157]]), atol=1e-5)
+    full, one, block, picked, features = all_ways(weights, plain)
+    np.testing.assert_allclose(one, full[:, 150:151], atol=atol)
+    np.testing.assert_allclose(block, full[:, 150:], atol=atol)
+    np.testing.assert_allclose(picked[:, 0], np.stack([full[0, 152], full[1, 157]]), atol=atol)
     assert features.shape == (2, 8, model.config.emb_dim)
