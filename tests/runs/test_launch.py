@@ -287,6 +287,7 @@ def test_dry_run_prints_and_touches_nothing(desk):
          ["decode_it.seed (--gin.decode_it.seed)", "expected int | None", "found 'x' (str)"]),
         ([*PLAIN, "--gin.BATCH_SIZE=2.5"], ["decode_it.batch_size = %BATCH_SIZE (plain.gin:",
                                             "expected int", "found 2.5 (float)"]),
+        ([*PLAIN, "--gin.BATCH_SIZE=1e400"], ["--gin.BATCH_SIZE", "no value that gin can read"]),
         ([*PLAIN, "--gin.decode_it.gammas=4"], ["expected collections.abc.Sequence[int]"]),
         ([*PLAIN, "--gin.decode_it.gammas=[4, 'x']"], ["Sequence[int]"]),
         ([*PLAIN, "--gin.decode_it.target=@nowhere.Model()"], ["@nowhere.Model()"]),

@@ -123,6 +123,8 @@ class Configuration:
             gin.parse_config(statement.text)
         except (ValueError, NameError, AttributeError, SyntaxError) as error:
             said = str(error).split("\n")[0]
+            if said.startswith("malformed node"):  # Of Python's parser, which gin asks.
+                said = "no value that gin can read (a number too large for a float, for example)"
             raise ConfigError(
                 f"{statement.where}: {re.sub(r' from .*?>', '', said).replace('<', '')}",
                 mend=_near(statement, said),
