@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,13 +28,6 @@ SHAPES = [
     (2, 8, 2, 80, 40),
     (8, 8, 8, 64, 48),
 ]
-
-
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    """Whatever accelerator there is: XLA knows the kernels on CPU alone."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,13 +27,6 @@ MACHINES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    """Whatever accelerator there is: XLA knows the product on CPU alone."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
-
-
 @pytest.fixture(scope="module", params=list(MACHINES))
 def product(request):
     """A machine's product of rows and a kernel [K, N], its dtype as attribute."""

@@ -15,13 +15,6 @@ MACHINES = {"avx2": llvm.AVX2, "avx512": llvm.AVX512, "neon": llvm.NEON}
 SHAPES = [(1, 1), (3, 5), (7, 16), (4, 4096), (12, 131), (300, 2048)]
 
 
-@pytest.fixture(autouse=True)
-def on_the_cpu():
-    """Whatever accelerator there is: XLA knows the kernels on CPU alone."""
-    with jax.default_device(jax.devices("cpu")[0]):
-        yield
-
-
 @pytest.fixture(scope="module", params=list(MACHINES))
 def names(request):
     """(argmax, norm) of a machine."""
