@@ -87,7 +87,7 @@ class _Builder:
         """
         machine, lanes = self.machine, self.machine.lanes
         kinds = (PTR,) * 5 + (I64,) * 5 + (PTR,)
-        made, code = function(self.module, f"tile_{rows}", *kinds)
+        made, code = function(self.module, f"tile_{rows}", *kinds, inlined=False)
         q, keys, values, scratch, out, q_stride, size, length, out_stride, seen, extra = made.args
         least = self.machine.constant(-math.inf)
         stride = code.mul(code.ceil_div(length, I64(lanes)), I64(lanes))

@@ -199,11 +199,20 @@ class Code(ir.IRBuilder):
 
 
 def function(
-    module: ir.Module, name: str, *arguments: ir.Type, result: ir.Type | None = None
+    module: ir.Module,
+    name: str,
+    *arguments: ir.Type,
+    result: ir.Type | None = None,
+    inlined: bool = True,
 ) -> tuple[ir.Function, Code]:
-    """A new function of the module's own, and the builder at its entry."""
+    """A new function of the module's own, and the builder at its entry.
+
+    A large one should not be `inlined`: LLVM takes more than its share of time over the whole.
+    """
     made = ir.Function(module, ir.FunctionType(result or ir.VoidType(), arguments), name)
     made.linkage = "internal"
+    if not inlined:
+        made.attributes.add("noinline")
     return made, Code(made.append_basic_block("entry"))
 
 

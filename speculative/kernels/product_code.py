@@ -76,7 +76,7 @@ class _Builder:
             return self.module.globals[name]
         machine, lanes = self.machine, self.machine.lanes
         kinds = (PTR, PTR, PTR, I64, I64, I64, I64, ir.IntType(1))
-        made, code = function(self.module, name, *kinds)
+        made, code = function(self.module, name, *kinds, inlined=False)
         w, x, y, size, width, apart, count, more = made.args
         panel_size = code.mul(size, I64(PANEL))
         w_panels = [
