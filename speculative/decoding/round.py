@@ -173,11 +173,16 @@ def propose(decoder: Decoder, weights, request: Request, state: DecodeState, key
         empty = jnp.zeros((batch, 0), jnp.int32)
         return Proposal(empty, jnp.zeros((batch,), jnp.int32), None), state.draft
 
+    if decoder.mode != "greedy":
+        # Of all places at once: a draft's steps come one after another.
+        places = jnp.arange(decoder.gamma, dtype=jnp.int32)
+        drawn = jax.vmap(lambda place: sampling.uniforms(keys, place, sampling.DRAFT))(places)
+
     def draw(logits, place):
         if decoder.mode == "greedy":
             return sampling.argmax(logits, request.sampling), None
         law = sampling.standardise(logits, request.sampling, decoder.mode)
-        return sampling.draw(law, sampling.uniforms(keys, place, sampling.DRAFT)), law
+        return sampling.draw(law, drawn[place]), law
 
     context = Context(state.tokens, state.lengths, state.live, request.inputs, state.target)
     return decoder.draft.propose(weights["draft"], state.draft, context, keys, decoder.gamma, draw)
