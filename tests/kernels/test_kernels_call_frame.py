@@ -36,6 +36,7 @@ ENUMS = (
     "XLA_FFI_DataType",
     "XLA_FFI_ExecutionStage",
     "XLA_FFI_Extension_Type",
+    "XLA_FFI_InternalExtension_Type",  # its name in jaxlib 0.12
     "XLA_FFI_Handler_Traits",
 )
 
