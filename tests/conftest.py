@@ -26,7 +26,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Where arrays have shapes to check. Not where NumPy's ArrayLike is taken, which beartype refuses
 # plain numbers for.
 CHECKED = (
+    "kernels.attention",
     "kernels.product",
+    "kernels.rows",
     "sampling",
     "verification",
     "decoding",

@@ -4,7 +4,8 @@ Keys are [B, H, D, T], positions side by side, and values [B, H, T, D], features
 the logits a register's lanes are positions, in the output features, and no sum runs across lanes
 but the softmax's own.
 
-A query's output depends neither on how many others there are, nor on how the work is cut up.
+A query's output depends neither on how many others there are, nor on how the work is cut up, as
+long as the values are finite: a value that only others see is multiplied with 0.
 
 Dimensions: B batch, M queries of a row, H heads, D features of a head, T positions.
 """
@@ -24,8 +25,6 @@ from speculative.kernels.llvm import F32, I8, I32, I64, PTR, Code, Machine, func
 FEATURES = 16
 # Sums over D that are kept apart, so that one addition need not wait for another.
 _PARTIAL = 4
-# Behind the last bias of a head there must be so many values more, which are loaded and not used.
-PADDING = 32
 # Multiplications that one thread does in the time that it takes to wake another.
 _WORTH_SHARING = 2000000
 
@@ -72,7 +71,8 @@ class _Builder:
         whole = code.shl(code.bitcast(shifted, words), ir.Constant(words, [23] * lanes))
         scaled = code.bitcast(code.add(code.bitcast(value, words), whole), self.machine.vector())
         too_low = code.fcmp_ordered("<", x, self.machine.constant(_LOWEST))
-        return code.select(too_low, self.machine.constant(0.0), scaled)
+        value = code.select(too_low, self.machine.constant(0.0), scaled)
+        return code.select(code.fcmp_unordered("uno", x, x), x, value)
 
     def tile(self, rows: int) -> ir.Function:
         """tile(q, keys, values, scratch, out, W, D, T, O, seen, extra): some queries of one head.
@@ -116,10 +116,10 @@ class _Builder:
                 a, b, c, d = (code.get(place, machine.vector()) for place in sums[m])
                 logit = code.fadd(code.fadd(a, b), code.fadd(c, d))
                 if self.causal:
-                    bias = code.address(extra, F32, code.sub(at, I64(m)))
-                    logit = code.fadd(logit, code.load(bias, align=4, typ=machine.vector()))
+                    place = code.address(extra, F32, code.sub(at, I64(m)))
                     visible = code.lanes_below(machine, code.sub(code.add(seen, I64(m)), at))
-                    logit = code.select(visible, logit, least)
+                    bias = code.masked(place, machine.vector(), 4, visible)
+                    logit = code.select(visible, code.fadd(logit, bias), least)
                 else:
                     place, kind = code.address(extra, I8, at), machine.vector(I8)
                     if whole:
@@ -277,7 +277,7 @@ def _write(module: ir.Module, machine: Machine, *, causal: bool, masked: float) 
 
 
 def write_causal(module: ir.Module, machine: Machine) -> None:
-    """Adds the handler of (queries [B, M, W], keys, values, bias [H, T + PADDING], positions [B])
+    """Adds the handler of (queries [B, M, W], keys, values, bias [H, T], lengths [B])
     -> ([B, M, H * D], scratch): head h's queries are at columns h * D of W."""
     _write(module, machine, causal=True, masked=0.0)
 

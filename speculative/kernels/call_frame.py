@@ -30,7 +30,8 @@ from speculative.kernels.llvm import I32, I64, NULL, PTR, Code, external, functi
 _FRAME_EXTENSION, _FRAME_API, _FRAME_CONTEXT = 8, 16, 24
 _FRAME_ARGUMENTS, _FRAME_RESULTS = 72, 112
 _BUFFER_DATA, _BUFFER_DIMENSIONS = 24, 40
-_EXTENSION_METADATA = 24
+_EXTENSION_TYPE, _EXTENSION_METADATA = 8, 24
+_METADATA = 1  # The type of extension that asks for it.
 _METADATA_MAJOR, _METADATA_MINOR = 24, 28
 _API_FUNCTIONS = 48
 # The version of the interface that this was written for.
@@ -40,6 +41,8 @@ _MAJOR, _MINOR = 0, 1
 _SLOTS, _SLOT_BYTES, _FIRST_SLOT = 8, 8, 64
 _SLOT_MEMORY = ctypes.create_string_buffer(3 * 64)
 _LOOKING = -(-ctypes.addressof(_SLOT_MEMORY) // 64) * 64
+# Never freed: at exit a thread may still be looking.
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_SLOT_MEMORY))
 # How often one looks before it goes: 50 to 100 microseconds.
 _LOOKS = 2000
 # Chunks for each thread, so that one that is held up leaves its work to the others.
@@ -189,10 +192,12 @@ def _slots(code: Code) -> list[ir.Value]:
 
 
 def _other_cores() -> int:
-    """Cores that this process may use beside one."""
+    """Cores that this process may use beside one, at most as many as there are slots."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0)) - 1
-    return (os.cpu_count() or 1) - 1
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return min(cores - 1, _SLOTS)
 
 
 def _pause(code: Code) -> None:
@@ -341,7 +346,10 @@ def handler(module: ir.Module, work: ir.Function, unpack: Callable[[Code, Call],
     made.linkage = "external"
     (frame,) = made.args
     extension = code.get(code.field(frame, _FRAME_EXTENSION), PTR)
+    asked = code.variable(I32(0))
     with code.if_then(code.icmp_unsigned("!=", extension, NULL)):
+        code.store(code.get(code.field(extension, _EXTENSION_TYPE), I32), asked)
+    with code.if_then(code.icmp_signed("==", code.get(asked, I32), I32(_METADATA))):
         # Asked for the interface's version, not for work.
         metadata = code.get(code.field(extension, _EXTENSION_METADATA), PTR)
         code.store(I32(_MAJOR), code.field(metadata, _METADATA_MAJOR))

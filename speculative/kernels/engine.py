@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import functools
 import platform
+import threading
 from collections.abc import Callable
 
 import jax
@@ -19,6 +20,8 @@ from speculative.kernels.llvm import Machine
 
 # The dtypes of what is kept in memory.
 DTYPES = ("float32", "bfloat16")
+_ENGINES: list[binding.ExecutionEngine] = []
+_LOCK = threading.Lock()
 
 
 def machine(dtype: str = "float32") -> Machine | None:
@@ -77,29 +80,28 @@ def module_ir(write: Callable[[ir.Module, Machine], None], made_for: Machine) ->
     return str(module)
 
 
-def register(
-    name: str, write: Callable[[ir.Module, Machine], None], made_for: Machine
-) -> binding.ExecutionEngine:
+def register(name: str, write: Callable[[ir.Module, Machine], None], made_for: Machine) -> None:
     """Compile for a machine, and make the handler known to XLA on CPU by this name.
 
-    The engine that is returned owns the code: it must live as long as XLA may call it.
+    The code is kept until the process ends: a thread may still be in it after XLA's last call.
     """
     engine = compile_ir(module_ir(write, made_for))
+    _ENGINES.append(engine)
     call = ctypes.CFUNCTYPE(ctypes.c_void_p)(engine.get_function_address("handler"))
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(call), platform="cpu")
-    return engine
+
+
+def registered(kind: str, write: Callable[[ir.Module, Machine], None], dtype: str) -> str | None:
+    """The name by which XLA knows this code for a dtype; None where this processor has no code."""
+    with _LOCK:  # Two threads may trace their first programs at the same time.
+        return _registered(kind, write, dtype)
 
 
 @functools.cache
-def registered(
-    kind: str, write: Callable[[ir.Module, Machine], None], dtype: str
-) -> tuple[str, binding.ExecutionEngine] | None:
-    """The name by which XLA knows this code for a dtype, and what owns it.
-
-    None on another backend than CPU, and where this processor has no code.
-    """
+def _registered(kind: str, write: Callable[[ir.Module, Machine], None], dtype: str) -> str | None:
     made_for = machine(dtype)
     if made_for is None:
         return None
     name = f"speculative_{kind}_{dtype}"
-    return name, register(name, write, made_for)
+    register(name, write, made_for)
+    return name

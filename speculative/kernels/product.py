@@ -40,13 +40,17 @@ def product(rows: Float[Array, "M K"], kernel: Float[Array, "P K 16"]) -> Float[
     Every output is the same bits however many rows there are. To be called where `supports` is
     true; not differentiable.
     """
-    name, _ = engine.registered("product", product_code.write, str(kernel.dtype))
+    name = engine.registered("product", product_code.write, str(kernel.dtype))
+    if name is None:
+        raise ValueError(f"There is no product for kernels of {kernel.dtype}.")
     return call(name, rows, kernel)
 
 
-def call(name: str, rows: Float[Array, "M K"], kernel: Float[Array, "P K 16"]) -> jax.Array:
+def call(name: str, rows: jax.Array, kernel: jax.Array) -> jax.Array:
     """`product` by the handler of that name (see `engine.register`)."""
     count, outputs = rows.shape[0], kernel.shape[0] * PANEL
+    if rows.shape[1] != kernel.shape[1] or rows.shape[1] % product_code.STEP:
+        raise ValueError(f"rows {rows.shape} and panels {kernel.shape} do not go together")
     if count == 0:
         return jnp.zeros((0, outputs), rows.dtype)
     shape = jax.ShapeDtypeStruct((count, outputs), jnp.float32)

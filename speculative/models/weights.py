@@ -128,6 +128,8 @@ def prepare(
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is none of {LAYOUTS}")
     dtype = jnp.dtype(config.dtype)
+    if layout == "panels" and dtype == jnp.float64:
+        layout = "transposed"  # Panels are multiplied in float32.
 
     def joined(*given, dtype=dtype) -> Matrix:
         kept = weights_dtype or dtype

@@ -26,7 +26,7 @@ SHAPES = [
     (1, 7, 2, 48, 17),
     (2, 3, 2, 128, 5),
     (2, 8, 2, 80, 40),
-    (8, 8, 8, 64, 48),
+    (8, 8, 8, 64, 80),
 ]
 
 
@@ -37,19 +37,16 @@ class Machine:
     causal: str
     masked: str
     dtype: jnp.dtype
-    owners: tuple
 
 
 @pytest.fixture(scope="module", params=list(MACHINES))
 def machine(request):
     made_for = MACHINES[request.param]
     names = [f"test_{kind}_{request.param}" for kind in ("causal", "masked")]
-    owners = (
-        engine.register(names[0], attention_code.write_causal, made_for),
-        engine.register(names[1], attention_code.write_masked, made_for),
-    )
+    engine.register(names[0], attention_code.write_causal, made_for)
+    engine.register(names[1], attention_code.write_masked, made_for)
     dtype = jnp.dtype("bfloat16" if made_for.bfloat16 else "float32")
-    return Machine(*names, dtype, owners)
+    return Machine(*names, dtype)
 
 
 def problem(shape, dtype, seed=0):
@@ -127,10 +124,11 @@ def test_what_may_not_be_seen_does_not_count(machine):
     queries, keys, values, bias, lengths, mask = problem((1, 4, 2, 16, 30), machine.dtype)
     clean = kernels.causal_call(machine.causal, queries, keys, values, bias, lengths)
     behind = jnp.arange(30) >= lengths[0] + 4
-    dirty = jnp.where(behind[None, None, None, :], jnp.asarray(7e4, keys.dtype), keys)
-    other = jnp.where(behind[None, None, :, None], jnp.asarray(7e4, keys.dtype), values)
-    got = kernels.causal_call(machine.causal, queries, dirty, other, bias, lengths)
-    np.testing.assert_array_equal(got, clean)
+    for what in (7e4, jnp.inf, jnp.nan):
+        dirty = jnp.where(behind[None, None, None, :], jnp.asarray(what, keys.dtype), keys)
+        other = jnp.where(behind[None, None, :, None], jnp.asarray(what, keys.dtype), values)
+        got = kernels.causal_call(machine.causal, queries, dirty, other, bias, lengths)
+        np.testing.assert_array_equal(got, clean)
     crossed = kernels.masked_call(machine.masked, queries, keys, values, mask)
     hidden = jnp.where(mask[:, None, None, :], keys, jnp.asarray(-7e4, keys.dtype))
     got = kernels.masked_call(machine.masked, queries, hidden, values, mask)
@@ -149,14 +147,55 @@ def test_large_logits(machine):
 
 def test_not_a_number_stays_one(machine):
     queries, keys, values, bias, lengths, mask = problem((1, 3, 2, 16, 30), machine.dtype)
-    queries = queries.at[0, 1, 0].set(jnp.nan)
-    for got in (
-        kernels.causal_call(machine.causal, queries, keys, values, bias, lengths),
-        kernels.masked_call(machine.masked, queries, keys, values, mask),
+    # Any of them: the lowest bits that a NaN has free, too.
+    for bits in (0x7FC00000, 0x7FC00001, 0x7F800001, 0xFFFFFFFF):
+        nan = np.asarray(bits, np.uint32).view(np.float32)
+        odd = queries.at[0, 1, 0].set(nan)
+        for got in (
+            kernels.causal_call(machine.causal, odd, keys, values, bias, lengths),
+            kernels.masked_call(machine.masked, odd, keys, values, mask),
+        ):
+            assert np.isnan(np.asarray(got)[0, 1, :16]).all()
+            assert np.isfinite(np.asarray(got)[0, [0, 2]]).all()
+            assert np.isfinite(np.asarray(got)[0, 1, 16:]).all()
+
+
+def test_where_nothing_is_seen_all_count_alike(machine):
+    """As in T5X: logits that are all alike. What lies behind T does not count."""
+    queries, keys, values, _, _, mask = problem((2, 3, 2, 16, 21), machine.dtype)
+    got = kernels.masked_call(machine.masked, queries, keys, values, mask & False)
+    wanted = np.asarray(values, np.float64).mean(axis=2).reshape(2, 1, 32)
+    np.testing.assert_allclose(got, np.broadcast_to(wanted, (2, 3, 32)), atol=1e-6)
+
+
+def test_shared_work_is_that_of_each_row(machine):
+    queries, keys, values, bias, lengths, mask = problem((8, 8, 8, 64, 80), machine.dtype)
+    for _ in range(5):
+        together = kernels.causal_call(machine.causal, queries, keys, values, bias, lengths)
+        crossed = kernels.masked_call(machine.masked, queries, keys, values, mask)
+        for b in range(8):
+            row = slice(b, b + 1)
+            part = queries[row], keys[row], values[row]
+            alone = kernels.causal_call(machine.causal, *part, bias, lengths[row])
+            np.testing.assert_array_equal(together[row], alone)
+            alone = kernels.masked_call(machine.masked, *part, mask[row])
+            np.testing.assert_array_equal(crossed[row], alone)
+
+
+def test_what_does_not_go_together_is_refused(machine):
+    queries, keys, values, bias, lengths, mask = problem((2, 3, 2, 16, 21), machine.dtype)
+    for arguments in (
+        (queries, keys, values[:, :, :20], bias, lengths),
+        (queries, keys, values.astype(jnp.float16), bias, lengths),
+        (queries[:, :, :31], keys, values, bias, lengths),
+        (queries, keys, values, bias[:, :20], lengths),
+        (queries, keys, values, bias, lengths[:1]),
+        (jnp.concatenate([queries] * 8, axis=1), keys, values, bias, lengths),
     ):
-        assert np.isnan(np.asarray(got)[0, 1, :16]).all()
-        assert np.isfinite(np.asarray(got)[0, [0, 2]]).all()
-        assert np.isfinite(np.asarray(got)[0, 1, 16:]).all()
+        with pytest.raises(ValueError, match=r"keys|quer"):
+            kernels.causal_call(machine.causal, *arguments)
+    with pytest.raises(ValueError, match="mask"):
+        kernels.masked_call(machine.masked, queries, keys, values, mask[:, :20])
 
 
 def test_without_room_memory_is_safe(machine):

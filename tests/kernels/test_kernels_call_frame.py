@@ -53,6 +53,9 @@ def test_structures_are_laid_out_as_in_the_header():
     assert buffer["data"] == call_frame._BUFFER_DATA
     assert buffer["dims"] == call_frame._BUFFER_DIMENSIONS
     assert layout("XLA_FFI_Metadata_Extension")["metadata"] == call_frame._EXTENSION_METADATA
+    base = re.search(r"struct (XLA_FFI_\w*Extension\w*) \{", call_frame.header()).group(1)
+    assert layout(base)["type"] == call_frame._EXTENSION_TYPE
+    assert f"XLA_FFI_Extension_Metadata = {call_frame._METADATA}," in call_frame.header()
     version = layout("XLA_FFI_Metadata")["api_version"]
     fields = layout("XLA_FFI_Api_Version")
     assert version + fields["major_version"] == call_frame._METADATA_MAJOR

@@ -6,8 +6,10 @@ Code for another vector width runs here too: LLVM takes the vectors apart.
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import dataclasses
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from speculative.kernels import engine, llvm, product_code
+from speculative.kernels import call_frame, engine, llvm, product_code
 from speculative.kernels import product as kernels
 
 MACHINES = {
@@ -32,13 +34,12 @@ def product(request):
     """A machine's product of rows and a kernel [K, N], its dtype as attribute."""
     made_for = MACHINES[request.param]
     name = f"test_product_{request.param}"
-    owner = engine.register(name, product_code.write, made_for)
+    engine.register(name, product_code.write, made_for)
 
     def compute(rows, kernel):
         return kernels.call(name, rows, kernels.panels(kernel))
 
     compute.dtype = jnp.bfloat16 if made_for.bfloat16 else jnp.float32
-    compute.engine = owner  # kept alive
     return compute
 
 
@@ -82,7 +83,7 @@ def test_a_row_does_not_depend_on_the_others(product):
 
 def test_nor_does_an_output(product):
     """Nor on where it stands, nor on how the work is cut up among threads."""
-    x, kernel = matrices(5, 4096, 32, product.dtype)
+    x, kernel = matrices(5, 4096, 160, product.dtype)
     whole = np.asarray(product(x, kernel))
     for begin, end in ((0, 16), (16, 64), (4000, 4096)):
         part = np.asarray(product(x, kernel[:, begin:end]))
@@ -153,6 +154,9 @@ def test_many_calls_at_once(product):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(work, worker) for worker in range(8)]:
             done.result()
+    time.sleep(0.2)
+    memory = (ctypes.c_int64 * (call_frame._SLOTS + 8)).from_address(call_frame._LOOKING)
+    assert not any(memory), "nobody looks any more, and every slot is empty"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +165,35 @@ def test_many_calls_at_once(product):
 )
 def test_what_is_left_to_xla(shape, dtype):
     assert not kernels.supports(shape, dtype)
+
+
+def test_what_does_not_go_together_is_refused(product):
+    x, kernel = matrices(2, 16, 32, product.dtype)
+    with pytest.raises(ValueError, match="do not go together"):
+        product(x[:, :28], kernel)
+    with pytest.raises(ValueError, match="do not go together"):
+        product(x[:, :30], kernel[:30])
+
+
+def test_two_threads_may_be_the_first(monkeypatch):
+    """Both trace at once; the code is compiled and registered once."""
+    started, names = threading.Barrier(2), []
+
+    def write(module, made_for):
+        time.sleep(0.2)
+        product_code.write(module, made_for)
+
+    def first():
+        started.wait()
+        names.append(engine.registered("test_first", write, "float32"))
+
+    threads = [threading.Thread(target=first) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wanted = None if engine.machine() is None else "speculative_test_first_float32"
+    assert names == [wanted, wanted]
 
 
 def test_no_rows(product):

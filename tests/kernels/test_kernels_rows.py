@@ -20,12 +20,9 @@ def names(request):
     """(argmax, norm) of a machine."""
     names = [f"test_{kind}_{request.param}" for kind in ("largest", "norm")]
     made_for = MACHINES[request.param]
-    owners = (
-        engine.register(names[0], rows_code.write_largest, made_for),
-        engine.register(names[1], rows_code.write_norm, made_for),
-    )
-    yield names
-    del owners
+    engine.register(names[0], rows_code.write_largest, made_for)
+    engine.register(names[1], rows_code.write_norm, made_for)
+    return names
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -78,6 +75,13 @@ def test_the_samplers_argmax_is_the_kernels():
         jax.vmap(sampling.first_largest),
     ):
         np.testing.assert_array_equal(compute(x), wanted)
+
+    # Within a function whose gradient is taken.
+    def product(x):
+        return jnp.sum(x * sampling.first_largest(x)[..., None].astype(jnp.float32))
+
+    slope = jax.grad(product)(x)
+    np.testing.assert_array_equal(slope, np.broadcast_to(wanted[..., None], x.shape))
     native = jax.default_backend() == "cpu" and engine.machine() is not None
     text = jax.jit(sampling.first_largest).lower(x).compile().as_text()
     assert ("speculative_largest" in text) == native
