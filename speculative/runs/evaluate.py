@@ -28,6 +28,7 @@ from speculative.decoding.autoregressive import autoregressive
 from speculative.decoding.round import ENDED_BY_EOS
 from speculative.errors import ConfigError
 from speculative.models.config import T5Config
+from speculative.models.language_model import T5LanguageModel
 from speculative.models.weights import bytes_per_step
 from speculative.reports import page, tables, terminal
 from speculative.runs import measure, outputs, progress
@@ -208,6 +209,19 @@ def _model_record(loaded: pairs.LoadedModel) -> records.Model:
     )
 
 
+def _memory_record(
+    model: T5LanguageModel, bandwidth: float, loop_s: float, steps: int
+) -> records.Memory:
+    """How much of the bandwidth (bytes per second) `steps` target steps in `loop_s` seconds use."""
+    kept = model.weights_dtype
+    itemsize = jnp.dtype(kept or model.config.dtype).itemsize
+    step_bytes = bytes_per_step(model.config, itemsize, logits_itemsize=itemsize if kept else 4)
+    share = None
+    if loop_s > 0:  # Else too short to say: the encoders alone took as long.
+        share = step_bytes * steps / loop_s / bandwidth
+    return records.Memory(bandwidth / 1e9, share, step_bytes)
+
+
 def _evaluate_setting(
     bench: Bench,
     temperature: float,
@@ -258,14 +272,10 @@ def _evaluate_setting(
     draft_s, verify_s = runs * part.propose, runs * part.verify
     emitted_baseline = sum(int(o.lengths.sum()) for o in times.baseline)
     config = pair.target.model.config
-    kept = pair.target.model.weights_dtype
-    itemsize = jnp.dtype(kept or config.dtype).itemsize
-    step_bytes = bytes_per_step(config, itemsize, logits_itemsize=itemsize if kept else 4)
     verify_ratio = part.verify / part.step
-    # A step of the baseline in its own loop: all of it that is not encoders.
-    loop_step_s = (baseline_s - float(np.median(times.baseline_encoder_s))) / outputs.totals(
-        times.baseline
-    ).loop_runs
+    # The baseline's loop: all of it that is not encoders.
+    loop_s = baseline_s - float(np.median(times.baseline_encoder_s))
+    steps = outputs.totals(times.baseline).loop_runs
     outputs.write_predictions(bench.task, temperature, done, output_dir)
     shown = [
         outputs.trace(decoder, pair, batch, request)
@@ -328,7 +338,7 @@ def _evaluate_setting(
             budget=len(done)
             - sum(int((o.end_reason == ENDED_BY_EOS).sum()) for o in times.speculative),
         ),
-        memory=records.Memory(bandwidth / 1e9, step_bytes / loop_step_s / bandwidth, step_bytes),
+        memory=_memory_record(pair.target.model, bandwidth, loop_s, steps),
         gamma_search=search,
         examples=tuple(shown),
         note=outputs.note(bench.task),

@@ -21,6 +21,7 @@ from speculative import main as main_module
 from speculative import records
 from speculative.checkpoints import t5x
 from speculative.data import vocabulary as vocabularies
+from speculative.models.language_model import T5LanguageModel
 from tests import helpers_tfds, tiny
 from tests.decoding import toys
 
@@ -128,6 +129,20 @@ def arguments(folder: pathlib.Path, task: str, *more: str, output: str = "out") 
         "--gin.evaluate.buckets=None",  # One width, so that each loop is compiled once.
         *more,
     ]
+
+
+def test_share_of_the_bandwidth():
+    from speculative.runs import evaluate
+
+    model = T5LanguageModel(CONFIG)
+    half = T5LanguageModel(CONFIG, weights_dtype="bfloat16")
+    full = evaluate._memory_record(model, 1e9, 0.5, 10)
+    assert full.baseline_share == pytest.approx(full.bytes_per_target_step * 10 / 0.5 / 1e9)
+    assert evaluate._memory_record(half, 1e9, 0.5, 10).bytes_per_target_step == (
+        full.bytes_per_target_step / 2
+    )
+    # The encoders by themselves took longer than all of a short decode.
+    assert evaluate._memory_record(model, 1e9, -0.1, 10).baseline_share is None
 
 
 # ------------------------------------------------------------------------------ what a run writes
