@@ -25,7 +25,7 @@ class ModelDraft:
       the last real one, so that a fully accepted block is no special case. Two places cost what one
       does on an accelerator.
     - `step`: every round feeds its last drafted token in a step of its own, without logits. On CPU
-      one position is a matrix-vector product, several times faster than two.
+      a draft step then takes a little less (7% for the shipped draft, on two cores with AVX-512).
 
     Attributes:
       model: a language model with the target's vocabulary.
