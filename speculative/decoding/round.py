@@ -181,6 +181,8 @@ def propose(decoder: Decoder, weights, request: Request, state: DecodeState, key
     def draw(logits, place):
         if decoder.mode == "greedy":
             return sampling.argmax(logits, request.sampling), None
+        if isinstance(place, int) and not 0 <= place < decoder.gamma:
+            raise ValueError(f"draw's place is {place}, of {decoder.gamma}")
         law = sampling.standardise(logits, request.sampling, decoder.mode)
         return sampling.draw(law, drawn[place]), law
 

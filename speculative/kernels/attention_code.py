@@ -18,7 +18,7 @@ import math
 import numpy as np
 from llvmlite import ir
 
-from speculative.kernels import call_frame
+from speculative.kernels import call_frame, sharing
 from speculative.kernels.llvm import F32, I8, I32, I64, PTR, Code, Machine, function
 
 # D must be a multiple, so that registers of features have no rest on any machine.
@@ -260,7 +260,7 @@ def _write(module: ir.Module, machine: Machine, *, causal: bool, masked: float) 
     builder = _Builder(module, machine, causal, masked)
     attend = builder.attend()
 
-    def unpack(code: Code, call: call_frame.Call) -> call_frame.Work:
+    def unpack(code: Code, call: call_frame.Call) -> sharing.Work:
         q, keys, values, extra = (call.argument(i) for i in (0, 1, 2, 3))
         seen = call.argument(4).data if causal else extra.data
         batch, heads, size, length = (keys.dimension(axis) for axis in range(4))
@@ -271,7 +271,7 @@ def _write(module: ir.Module, machine: Machine, *, causal: bool, masked: float) 
         )  # fmt: skip
         pairs = code.mul(batch, heads)
         work = code.mul(code.mul(pairs, queries), code.mul(size, length))
-        return call_frame.Work(given, pairs, code.icmp_signed(">=", work, I64(_WORTH_SHARING)))
+        return sharing.Work(given, pairs, code.icmp_signed(">=", work, I64(_WORTH_SHARING)))
 
     call_frame.handler(module, attend, unpack)
 

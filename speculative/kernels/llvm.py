@@ -154,14 +154,11 @@ class Code(ir.IRBuilder):
         return self.intrinsic(name, F32, F32(-0.0), value, fastmath=["reassoc"])
 
     def widened(self, value: ir.Value) -> ir.Value:
-        """Float32 from bfloat16 (as I16, one or a vector), of which it has the upper half."""
-        if isinstance(value.type, ir.VectorType):
-            lanes = value.type.count
-            words = ir.VectorType(I32, lanes)
-            shift, floats = ir.Constant(words, [16] * lanes), ir.VectorType(F32, lanes)
-        else:
-            words, shift, floats = I32, I32(16), F32
-        return self.bitcast(self.shl(self.zext(value, words), shift), floats)
+        """A vector of float32 from one of bfloat16 (as I16), of which it has the upper half."""
+        lanes = value.type.count
+        words = ir.VectorType(I32, lanes)
+        shift = ir.Constant(words, [16] * lanes)
+        return self.bitcast(self.shl(self.zext(value, words), shift), ir.VectorType(F32, lanes))
 
     def kept(self, machine: Machine, place: ir.Value, mask: ir.Value | None = None) -> ir.Value:
         """A register of values that are kept in memory, as float32; 0 where the mask is false."""

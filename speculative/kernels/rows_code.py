@@ -6,7 +6,7 @@ import math
 
 from llvmlite import ir
 
-from speculative.kernels import call_frame
+from speculative.kernels import call_frame, sharing
 from speculative.kernels.llvm import F32, I32, I64, PTR, Code, Machine, function
 
 # Values that one thread goes over in the time that it takes to wake another.
@@ -102,11 +102,11 @@ def write_largest(module: ir.Module, machine: Machine) -> None:
     """Adds the handler of (x [M, N]) -> [M] int32."""
     largest = _largest(module, machine)
 
-    def unpack(code: Code, call: call_frame.Call) -> call_frame.Work:
+    def unpack(code: Code, call: call_frame.Call) -> sharing.Work:
         x = call.argument(0)
         rows, size = x.dimension(0), x.dimension(1)
         shared = code.icmp_signed(">=", code.mul(rows, size), I64(_WORTH_SHARING))
-        return call_frame.Work((x.data, call.result(0).data, size), rows, shared)
+        return sharing.Work((x.data, call.result(0).data, size), rows, shared)
 
     call_frame.handler(module, largest, unpack)
 
@@ -115,10 +115,10 @@ def write_norm(module: ir.Module, machine: Machine) -> None:
     """Adds the handler of (x [M, N], scale [N]) -> [M, N]."""
     norm = _norm(module, machine)
 
-    def unpack(code: Code, call: call_frame.Call) -> call_frame.Work:
+    def unpack(code: Code, call: call_frame.Call) -> sharing.Work:
         x, scale = call.argument(0), call.argument(1)
         rows, size = x.dimension(0), x.dimension(1)
         shared = code.icmp_signed(">=", code.mul(rows, size), I64(_WORTH_SHARING))
-        return call_frame.Work((x.data, scale.data, call.result(0).data, size), rows, shared)
+        return sharing.Work((x.data, scale.data, call.result(0).data, size), rows, shared)
 
     call_frame.handler(module, norm, unpack)

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from speculative.models.config import T5Config
+
 NUM_BUCKETS = 32
 MAX_DISTANCE = 128
 # T5X adds -1e10 to what must not be seen; softmax then gives exactly 0 beside any real logit.
@@ -97,6 +99,27 @@ def attend(
         weights = dropout(weights, broadcast_axes=(2,))
     out = jnp.einsum("BHMT,BHTD->BMHD", weights, value)
     return out.reshape(*out.shape[:2], -1)
+
+
+def attend_rows(
+    config: T5Config,
+    query: Float[Array, "B M HD"],
+    key: Float[Array, "B H D T"],
+    value: Float[Array, "B H T D"],
+    bias: jax.Array | None,
+    mask: jax.Array,
+    dropout=None,
+) -> Float[Array, "B M HD"]:
+    """`attend` as a model is configured, from queries as their product gives them."""
+    return attend(
+        split_heads(query, config.num_heads),
+        key,
+        value,
+        bias,
+        mask,
+        float32_logits=config.float32_attention_logits,
+        dropout=dropout,
+    )
 
 
 def split_heads(x: Float[Array, "B M HD"], num_heads: int) -> Float[Array, "B H M D"]:

@@ -64,7 +64,9 @@ class CachedAttention:
         if self.native:
             attended = kernels.causal(joined, keys, values, self._bias, self._lengths)
         else:
-            attended = self._attend(query, keys, values, self._bias, self._mask)
+            attended = attention.attend_rows(
+                self._config, query, keys, values, self._bias, self._mask
+            )
         return attended, keys, values
 
     def to_encoded(
@@ -76,14 +78,4 @@ class CachedAttention:
         """Cross-attention [B, M, HD] to the encoder's kept keys [B, H, D, S] and values."""
         if self.native:
             return kernels.masked(query, *cross, mask)
-        return self._attend(query, *cross, None, mask[:, None, None, :])
-
-    def _attend(self, query, keys, values, bias, mask) -> jax.Array:
-        return attention.attend(
-            attention.split_heads(query, self._config.num_heads),
-            keys,
-            values,
-            bias,
-            mask,
-            float32_logits=self._config.float32_attention_logits,
-        )
+        return attention.attend_rows(self._config, query, *cross, None, mask[:, None, None, :])

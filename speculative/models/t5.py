@@ -90,15 +90,8 @@ def attend_to_all(
     them."""
     query, key, value = jnp.split(joined, 3, axis=-1)
     heads = config.num_heads
-    return attention.attend(
-        attention.split_heads(query, heads),
-        attention.split_keys(key, heads),
-        attention.split_heads(value, heads),
-        bias,
-        mask,
-        float32_logits=config.float32_attention_logits,
-        dropout=dropout,
-    )
+    key, value = attention.split_keys(key, heads), attention.split_heads(value, heads)
+    return attention.attend_rows(config, query, key, value, bias, mask, dropout)
 
 
 def encode(
@@ -116,7 +109,8 @@ def encode(
         attended = attend_to_all(config, joined, bias, mask, dropout)
         x = x + _drop(dropout, matmul(attended, layer["attention"]["out"]))
         x = x + _drop(dropout, mlp_block(layer["mlp"], config, x, layer["mlp_norm"], dropout))
-    return _drop(dropout, normalised(x, stack["norm"], weights["logits"]))
+    reader = weights["decoder"]["layers"][0]["cross"]["kv"]
+    return _drop(dropout, normalised(x, stack["norm"], reader))
 
 
 def cross_keys_values(
@@ -195,14 +189,7 @@ def teacher_forced(
             return attend_to_all(config, joined, bias, mask, dropout)
 
         def attend_to_encoded(query, cross=cross):
-            return attention.attend(
-                attention.split_heads(query, config.num_heads),
-                *cross,
-                None,
-                cross_mask,
-                float32_logits=config.float32_attention_logits,
-                dropout=dropout,
-            )
+            return attention.attend_rows(config, query, *cross, None, cross_mask, dropout)
 
         x = decoder_layer(layer, config, x, attend_to_self, attend_to_encoded, dropout)
     x = _drop(dropout, normalised(x, stack["norm"], weights["logits"]))

@@ -267,6 +267,7 @@ def test_top_k_of_one_is_the_argmax():
 def test_nothing_is_compiled_for_other_values_of_the_same_shape():
     loop.decode(table_decoder(), table_weights(), table_request())
     compiled = loop.complete._cache_size()
+    assert compiled >= 1
     for number, temperature in enumerate([0.3, 1.0, 2.5]):
         request = table_request(
             [8, number, 3, 1, 9, 9, 9, 9],
@@ -278,6 +279,21 @@ def test_nothing_is_compiled_for_other_values_of_the_same_shape():
         request = dataclasses.replace(request, inputs=request.inputs + number)
         loop.decode(table_decoder(), table_weights(number), request)
         assert loop.complete._cache_size() == compiled
+
+
+def test_a_draw_for_a_place_that_is_not_in_the_block_is_refused():
+    """It would be given another place's uniform, and the two tokens would not be independent."""
+
+    @dataclasses.dataclass(frozen=True)
+    class TooFar(ModelDraft):
+        def propose(self, weights, state, context, keys, gamma, draw):
+            return super().propose(
+                weights, state, context, keys, gamma, lambda logits, place: draw(logits, gamma)
+            )
+
+    far = table_decoder(draft=TooFar(table_decoder().target))
+    with pytest.raises(ValueError, match="place is 3, of 3"):
+        loop.decode(far, table_weights(), table_request())
 
 
 # ----------------------------------------------------------------------------- the draft's cache

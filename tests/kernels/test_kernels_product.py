@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from speculative.kernels import call_frame, engine, llvm, product_code
+from speculative.kernels import engine, llvm, product_code, sharing
 from speculative.kernels import product as kernels
 
 MACHINES = {
@@ -154,9 +154,11 @@ def test_many_calls_at_once(product):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(work, worker) for worker in range(8)]:
             done.result()
-    time.sleep(0.2)
-    memory = (ctypes.c_int64 * (call_frame._SLOTS + 8)).from_address(call_frame._LOOKING)
-    assert not any(memory), "nobody looks any more, and every slot is empty"
+    memory = (ctypes.c_int64 * (sharing._SLOTS + 8)).from_address(sharing._LOOKING)
+    patience = time.monotonic() + 30
+    while any(memory) and time.monotonic() < patience:
+        time.sleep(0.01)  # Threads that have helped look for more for a while.
+    assert not any(memory), "somebody still looks, or a slot is not empty"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_what_does_not_go_together_is_refused(product):
         product(x[:, :30], kernel[:30])
 
 
-def test_two_threads_may_be_the_first(monkeypatch):
+def test_two_threads_may_be_the_first():
     """Both trace at once; the code is compiled and registered once."""
     started, names = threading.Barrier(2), []
 
@@ -200,10 +202,12 @@ def test_no_rows(product):
     assert product(*matrices(0, 32, 16, product.dtype)).shape == (0, 32)
 
 
+@pytest.mark.skipif(
+    jax.default_backend() != "cpu" or engine.machine() is None,
+    reason="there is a product on CPUs alone, and not on this one",
+)
 def test_the_dtype_is_that_of_the_rows():
     """Ones summed in bfloat16 would stay at 256."""
-    if not kernels.supports((2048, 16), "bfloat16"):
-        pytest.skip("no code for this processor")
     panels = kernels.panels(jnp.ones((2048, 16), jnp.bfloat16))
     for dtype in (jnp.float32, jnp.bfloat16):
         got = kernels.product(jnp.ones((2, 2048), dtype), panels)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import ctypes
 
-import jax
 import numpy as np
 import pytest
 from llvmlite import binding
 
-from speculative.kernels import call_frame, engine, rows_code
+from speculative.kernels import call_frame, engine, rows_code, sharing
 
 pytestmark = pytest.mark.skipif(engine.machine() is None, reason="no code for this processor")
 POINTER, NUMBER = ctypes.c_void_p, ctypes.c_int64
@@ -116,7 +115,7 @@ class Xla:
 
 
 def shared(offset):
-    return NUMBER.from_address(call_frame._LOOKING + offset)
+    return NUMBER.from_address(sharing._LOOKING + offset)
 
 
 @pytest.fixture
@@ -132,8 +131,8 @@ def looking():
 
 
 def assert_slots_are_empty():
-    for slot in range(call_frame._SLOTS):
-        assert shared(call_frame._FIRST_SLOT + call_frame._SLOT_BYTES * slot).value == 0
+    for slot in range(sharing._SLOTS):
+        assert shared(sharing._FIRST_SLOT + sharing._SLOT_BYTES * slot).value == 0
 
 
 REFUSALS = {
@@ -155,7 +154,7 @@ def test_helpers_that_come_late(argmax, looking, threads, lookers, refused):
     looking(0)
     np.testing.assert_array_equal(got, ROWS.argmax(axis=1))
     assert_slots_are_empty()  # What nobody took was taken back.
-    assert xla.asked == threads - 1 - min(threads - 1, lookers, call_frame._SLOTS)
+    assert xla.asked == threads - 1 - min(threads - 1, lookers, sharing._SLOTS)
     assert len(memory.used) == (1 if xla.queue else 0)  # Whoever comes still looks at it.
     xla.work()
     assert not memory.used
@@ -208,4 +207,3 @@ def test_a_question_is_answered_and_computes_nothing(argmax):
     assert version[call_frame._METADATA_MAJOR // 4] == call_frame._MAJOR
     assert version[call_frame._METADATA_MINOR // 4] == call_frame._MINOR
     assert not memory.used
-    assert jax.ffi.include_dir()  # Where the layouts are from.
